@@ -1,0 +1,130 @@
+"""What an engine is: it takes requests at any time and gives completions as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.sampling import Sampling
+
+__all__ = ["Completion", "Engine", "EngineInfo", "Finish", "Request", "generate"]
+
+Finish = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One trajectory to generate.
+
+    Attributes:
+        key: Unique among the requests in flight; the completion carries it back.
+        prompt: Token ids of the prompt.
+        prefix: Token ids of the trajectory that are fixed already (a fork's inherited part). They
+            count towards `max_tokens`, and the position of the first generated token is
+            `len(prompt) + len(prefix)`.
+        seed: 63-bit seed of the cell; the same for the baseline and all of its knockouts.
+        sampling: Temperature and truncation of the coupled pick.
+        max_tokens: Longest trajectory, prefix included.
+        banned: Token ids whose logits are −∞ at every generated step.
+        stop: Strings that end the trajectory. Checked on the text of the whole trajectory, so
+            that a stop string may span the fork point; the token that completes it is the last.
+        logprobs: How many of the highest raw log-probabilities (before ban and temperature) to
+            report for each generated step; 0 for none.
+    """
+
+    key: str
+    prompt: tuple[int, ...]
+    seed: int
+    sampling: Sampling
+    max_tokens: int
+    prefix: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished trajectory.
+
+    Attributes:
+        key: The request's key.
+        tokens: (T,) int32, the whole trajectory, prefix included. An end-of-text token that
+            ended it is its last token.
+        n_generated: How many of them this request generated: T − len(prefix).
+        finish: "stop" (end-of-text token or stop string), "length", or "error".
+        top_ids: (n_generated, L) int32 ids of the highest raw log-probabilities, best first, or
+            None where none were asked for.
+        top_logprobs: (n_generated, L) float32, natural log, of the untouched softmax at
+            temperature 1.
+        error: What went wrong, where finish is "error"; tokens then hold what came before.
+    """
+
+    key: str
+    tokens: NDArray[np.int32]
+    n_generated: int
+    finish: Finish
+    top_ids: NDArray[np.int32] | None = None
+    top_logprobs: NDArray[np.float32] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What runs, for the ledger, the summary and `doctor`.
+
+    Attributes:
+        kind: "vllm", "transformers", ...
+        model: The name the user gave.
+        device: For example "cpu" or "cuda".
+        dtype: For example "float32".
+        runner: "v1" or "v2" for vLLM, "" elsewhere.
+        vocab_size: Width of the logits, padding included.
+        eos_ids: Token ids that end a trajectory.
+        max_model_len: Longest prompt plus trajectory, in tokens.
+        versions: Distribution name to version.
+        settings: Engine settings that may change rounding, for the record.
+    """
+
+    kind: str
+    model: str
+    device: str
+    dtype: str
+    runner: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_model_len: int
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """The one protocol. An engine is used from one thread."""
+
+    info: EngineInfo
+
+    def add(self, request: Request) -> None:
+        """Queues a request; allowed at any time, also while others run."""
+
+    def step(self) -> list[Completion]:
+        """Advances all running requests by (about) one token; returns those that finished."""
+
+    @property
+    def n_open(self) -> int:
+        """Requests added and not yet returned."""
+
+    def close(self) -> None:
+        """Frees the engine. Harmless when called twice."""
+
+
+def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[Completion]:
+    """Runs requests to their end and yields completions as they finish (in no fixed order)."""
+    for request in requests:
+        engine.add(request)
+    while engine.n_open:
+        yield from engine.step()

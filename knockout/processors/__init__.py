@@ -1,0 +1,1 @@
+"""`knockout.sampling` inside the engines: vLLM (both model runners) and transformers."""

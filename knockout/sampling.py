@@ -1,0 +1,325 @@
+"""Coupled sampling: noise, ban, truncation and pick as pure tensor functions.
+
+A token is sampled as arg max_j (ℓ_j / T + g_j) over the support that truncation leaves, with g_j
+standard Gumbel noise (the Gumbel-max trick: Gumbel 1954; Maddison, Tarlow and Minka 2014). The
+noise is a function of (seed, position, token id) alone, so neither the batch, nor the engine, nor
+a ban changes it: two policies that share a seed share their noise, and differ only where their
+supports or logits do.
+
+Nothing here knows of engines, files or tokenizers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "BadLogits",
+    "Rows",
+    "Sampling",
+    "ban_",
+    "cell_seed",
+    "gumbel",
+    "one_hot_",
+    "pick",
+]
+
+# SplitMix64: the Weyl increment and the multipliers of its finaliser (Steele, Lea and Flood,
+# "Fast splittable pseudorandom number generators", OOPSLA 2014), as signed 64-bit numbers.
+_WEYL = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+# How many entries beyond top_k are looked at, so that ties at its edge are seen; and how many
+# where top_k is off. A row whose support reaches the end of its list is done on the whole row.
+_TIE_ROOM = 16
+_OPEN_PREFIX = 512
+_FULL_ROWS_AT_ONCE = 8
+
+
+class BadLogits(ValueError):
+    """A row cannot be sampled from.
+
+    Attributes:
+        row: Index of the row in the logits.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"row {row}: {reason}")
+        self.row = row
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from logits, in vLLM's order: temperature, min_p, top_k, top_p.
+
+    Attributes:
+        temperature: 0 for greedy (the other settings then change nothing), else at least 0.01
+            (below it vLLM itself clamps, so that a smaller value would not mean what it says).
+        top_p: Nucleus mass in (0, 1]; 1 is off.
+        top_k: Largest support; 0 is off. Ties at its edge are all kept.
+        min_p: Least probability relative to the best token's, in [0, 1); 0 is off.
+
+    Raises:
+        ValueError: A value is out of range; the message names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k!r}; expected a whole number, 0 (off) or more")
+        if not (self.temperature == 0 or 0.01 <= self.temperature < math.inf):
+            raise ValueError(f"temperature is {self.temperature}; expected 0 (greedy) or ≥ 0.01")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; expected 0 < top_p ≤ 1")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p is {self.min_p}; expected 0 ≤ min_p < 1")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the pick is the highest logit."""
+        return self.temperature == 0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the support can be smaller than the vocabulary, so that a ban can move it."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+def cell_seed(run_seed: int, benchmark: str, problem: str, repeat: int) -> int:
+    """Returns the 63-bit seed of a cell, the same on every machine and for every candidate."""
+    text = f"{run_seed}\x1f{benchmark}\x1f{problem}\x1f{repeat}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift of int64 (torch's own keeps the sign)."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 (products wrap modulo 2^64)."""
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    return z ^ _shift_right(z, 31)
+
+
+def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise as a function of (seed, position, token id).
+
+    The bits are those of SplitMix64 started at a hash of (seed, position) and read at index token
+    id; 52 of them make a uniform number in (0, 1), taken near 0 where the noise is large, so that
+    noise up to 36.7 is resolved. Integer arithmetic alone decides the bits, so they are the same
+    on every device; the two logarithms are float64.
+
+    Args:
+        seeds: int64, broadcastable.
+        positions: int64, broadcastable; tokens that stand before the one to be picked.
+        tokens: int64, broadcastable.
+
+    Returns:
+        float64 of the broadcast shape.
+    """
+    key = _mix(_mix(seeds + _WEYL) ^ (positions + 1) * _WEYL)
+    bits = _shift_right(_mix(key + (tokens + 1) * _WEYL), 12)
+    uniform = bits.to(torch.float64).add_(0.5).mul_(2.0**-52)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+class Rows:
+    """The settings of a batch's rows, as tensors on the logits' device.
+
+    Built when the batch changes and used for many steps: only positions change at each step.
+
+    Attributes:
+        seeds: (B,) int64.
+        greedy, open, truncated: (n,) int64 indices of the rows of each kind, or None for none.
+    """
+
+    def __init__(
+        self,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if len(samplings) != len(seeds):
+            raise ValueError(f"{len(samplings)} settings for {len(seeds)} seeds")
+
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        def rows_where(flags: Sequence[bool]) -> Tensor | None:
+            found = [row for row, flag in enumerate(flags) if flag]
+            return column(found, torch.int64) if found else None
+
+        self.seeds = column(seeds, torch.int64)
+        self.temperature = column([s.temperature for s in samplings], torch.float64)
+        self.top_p = column([s.top_p for s in samplings], torch.float64)
+        self.top_k = column([s.top_k for s in samplings], torch.int64)
+        self.log_min_p = column([s.min_p for s in samplings], torch.float64).log_()
+        self.greedy = rows_where([s.greedy for s in samplings])
+        self.truncated = rows_where([s.truncates for s in samplings])
+        self.open = rows_where([not s.greedy and not s.truncates for s in samplings])
+        open_tops = [s.top_k == 0 for s in samplings if s.truncates]
+        largest = max((s.top_k for s in samplings if s.truncates), default=0)
+        self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if any(open_tops) else 0)
+        self.has_open_top = any(open_tops)
+
+    def __len__(self) -> int:
+        return self.seeds.shape[0]
+
+
+def ban_(logits: Tensor, rows: Tensor, tokens: Tensor) -> None:
+    """Sets logits[rows[i], tokens[i]] to −∞, in place.
+
+    Args:
+        logits: (B, V), any float dtype.
+        rows: (N,) int64.
+        tokens: (N,) int64, each in [0, V).
+    """
+    logits[rows, tokens] = -math.inf
+
+
+def one_hot_(logits: Tensor, rows: Tensor, picks: Tensor) -> None:
+    """Makes each of the rows 0 at its pick and −∞ elsewhere, in place.
+
+    An engine that then takes the highest logit takes our pick.
+
+    Args:
+        logits: (B, V), any float dtype.
+        rows: (n,) int64.
+        picks: (n,) int64.
+    """
+    logits[rows] = -math.inf
+    logits[rows, picks] = 0.0
+
+
+def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
+    """Picks a token for each row: the coupled sample, or the highest logit where greedy.
+
+    Ties: greedy takes the lowest id; top_k keeps all tokens that equal the k-th; at the edge of
+    the nucleus higher ids stay (what a stable ascending sort, vLLM's way, leaves).
+
+    Args:
+        logits: (B, V) float32, bfloat16 or float16, bans applied. Not changed.
+        rows: The settings of the B rows.
+        positions: (B,) int64; tokens that stand before the one to be picked (prompt included).
+
+    Returns:
+        (B,) int64 token ids.
+
+    Raises:
+        BadLogits: A row holds NaN or +∞ among its best entries, or nothing but −∞.
+    """
+    if logits.shape[0] != len(rows) or positions.shape != (len(rows),):
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and positions {tuple(positions.shape)} for {len(rows)} rows"
+        )
+    picks = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    # The best logit of each row, to find rows that cannot be sampled from.
+    best = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+    if rows.greedy is not None:
+        part = _take(logits, rows.greedy)
+        picks[rows.greedy] = part.argmax(dim=1)
+        best[rows.greedy] = part.gather(1, picks[rows.greedy, None])[:, 0].float()
+    if rows.open is not None:
+        for index in rows.open.split(_FULL_ROWS_AT_ONCE):
+            part = _take(logits, index)
+            picks[index] = _pick_open(part, rows, index, positions[index])
+            best[index] = part.amax(dim=1).float()
+    if rows.truncated is not None:
+        part = _take(logits, rows.truncated)
+        chosen, complete, top = _pick_truncated(
+            part, rows, rows.truncated, positions[rows.truncated], rows.prefix
+        )
+        picks[rows.truncated], best[rows.truncated] = chosen, top
+        if not complete.all():
+            again = rows.truncated[~complete]
+            chosen, _, _ = _pick_truncated(
+                _take(logits, again), rows, again, positions[again], logits.shape[1]
+            )
+            picks[again] = chosen
+    bad = ~best.isfinite()
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        value = float(best[row])
+        reason = "every token is banned" if value == -math.inf else f"the highest logit is {value}"
+        raise BadLogits(row, reason)
+    return picks
+
+
+def _take(logits: Tensor, index: Tensor) -> Tensor:
+    """The rows at index, without a copy where these are all rows."""
+    return logits if index.shape[0] == logits.shape[0] else logits[index]
+
+
+def _pick_open(part: Tensor, rows: Rows, index: Tensor, positions: Tensor) -> Tensor:
+    """Picks over the whole vocabulary. part (n, V), index and positions (n,) -> (n,)."""
+    tokens = torch.arange(part.shape[1], device=part.device)
+    score = gumbel(rows.seeds[index, None], positions[:, None], tokens)
+    score += part.to(torch.float64) / rows.temperature[index, None]
+    return score.argmax(dim=1)
+
+
+def _pick_truncated(
+    part: Tensor, rows: Rows, index: Tensor, positions: Tensor, prefix: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Picks within the support, looking only at the `prefix` highest logits of each row.
+
+    Args:
+        part: (n, V) logits of the rows at index (n,).
+        prefix: How many entries to look at.
+
+    Returns:
+        (n,) picks; (n,) bool, whether the support was seen whole (else the pick is void);
+        (n,) float32 highest logits.
+    """
+    width = part.shape[1]
+    prefix = min(prefix, width)
+    values, ids = part.topk(prefix, dim=1)
+    top = values[:, 0].float()
+    # Ties are put in a fixed order, by falling id, whatever topk did with them.
+    ids, order = ids.sort(dim=1, descending=True)
+    values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    ids = ids.gather(1, by_value)
+
+    x = values.to(torch.float64) / rows.temperature[index, None]
+    keep = x >= x[:, :1] + rows.log_min_p[index, None]
+    top_k = rows.top_k[index]
+    limited = (top_k > 0) & (top_k < width)
+    edge = x.gather(1, (top_k - 1).clamp(0, prefix - 1)[:, None])
+    keep &= (x >= edge) | ~limited[:, None]
+
+    weight = torch.where(keep, (x - x[:, :1]).exp(), 0.0)
+    mass = weight.cumsum(dim=1)
+    total = mass[:, -1]
+    if rows.has_open_top and prefix < width:
+        # Without top_k and min_p the nucleus is a share of the whole row's mass.
+        whole = part.float().div(rows.temperature[index, None].float()).logsumexp(dim=1)
+        unlimited = ~limited & (rows.log_min_p[index] == -math.inf)
+        total = torch.where(unlimited, (whole.to(torch.float64) - x[:, 0]).exp(), total)
+    top_p = rows.top_p[index]
+    inside = (mass - weight < (top_p * total)[:, None]) | (top_p >= 1)[:, None]
+    inside[:, 0] = True
+    keep &= inside
+
+    lowest_kept = torch.where(keep, x, math.inf).amin(dim=1)
+    complete = (x[:, -1] < lowest_kept) if prefix < width else torch.ones_like(limited)
+    # A row of −∞ or NaN is reported by the caller, not searched for its support.
+    complete = complete | ~top.isfinite()
+    score = torch.where(
+        keep, x + gumbel(rows.seeds[index, None], positions[:, None], ids), -math.inf
+    )
+    return ids.gather(1, score.argmax(dim=1, keepdim=True))[:, 0], complete, top
