@@ -1,0 +1,3 @@
+"""Where candidates come from: rock mining, other token scores, and controls."""
+
+from __future__ import annotations
