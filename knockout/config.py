@@ -1,0 +1,379 @@
+"""What a sweep file may say.
+
+One frozen, typed model; unknown keys are errors. Every field is classed: it either changes what
+is generated (it is part of the run's identity, so that a resume with another value is refused) or
+only how the run is carried out. A test makes every new field choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+__all__ = [
+    "Adaptive",
+    "BenchmarkEntry",
+    "BenchmarkSettings",
+    "CandidateSource",
+    "ChatSettings",
+    "EngineSettings",
+    "FileColumn",
+    "Grading",
+    "SamplingOverride",
+    "SamplingSettings",
+    "Sweep",
+    "VerdictRule",
+    "identity_fields",
+]
+
+DEFAULT_MAX_TOKENS = 1024
+
+
+def outputs(default: Any = ..., **constraints: Any) -> Any:
+    """A field that changes what is generated."""
+    return Field(default, json_schema_extra={"identity": True}, **constraints)
+
+
+def handling(default: Any = ..., **constraints: Any) -> Any:
+    """A field that changes only how the run is carried out, or what is computed from its ledger.
+
+    Also a path whose content has its own fingerprint in the run's identity.
+    """
+    return Field(default, json_schema_extra={"identity": False}, **constraints)
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not true or false")
+    return value
+
+
+def _relative_to_file(value: Path, info: ValidationInfo) -> Path:
+    base: Path = (info.context or {}).get("base", Path())
+    return (base / value.expanduser()).resolve()
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, BeforeValidator(_no_bool)]
+Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=1)]
+FilePath = Annotated[Path, AfterValidator(_relative_to_file)]
+TokenId = Annotated[int, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+class EngineSettings(_Model):
+    """The engine that generates, and how much it may hold at once."""
+
+    kind: Literal["auto", "vllm", "transformers"] = outputs("auto")
+    """`auto` takes vLLM where it is installed, else transformers."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
+    """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
+    device: Text | None = handling(None)
+    """For example `cpu` or `cuda:1`; null lets the engine choose. Only used by transformers."""
+    max_model_len: Count | None = outputs(None)
+    """Longest prompt plus trajectory, in tokens; null for what the model allows."""
+    max_num_seqs: Count = handling(64)
+    """Trajectories generated at once."""
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] | None = handling(None)
+    """Share of GPU memory that vLLM may take; null for vLLM's own default."""
+    tensor_parallel_size: Count = handling(1)
+    """GPUs that share one copy of the model."""
+    enforce_eager: bool | None = handling(None)
+    """Without compilation and CUDA graphs; null: eager on a CPU, compiled on a GPU."""
+    options: dict[str, Any] = outputs(default_factory=dict)
+    """Further arguments for the engine's constructor, passed as they are."""
+
+
+class SamplingSettings(_Model):
+    """How tokens are sampled, in vLLM's order: temperature, min_p, top_k, top_p."""
+
+    temperature: Annotated[Number, Field(ge=0)] = outputs(0.6)
+    """0 is greedy; otherwise at least 0.01. The default is the published protocol's."""
+    top_p: Annotated[Number, Field(gt=0, le=1)] = outputs(1.0)
+    """Nucleus mass; 1 is off."""
+    top_k: Whole = outputs(0)
+    """Largest support, in tokens; 0 is off."""
+    min_p: Annotated[Number, Field(ge=0, lt=1)] = outputs(0.0)
+    """Least probability relative to the best token's; 0 is off."""
+    max_tokens: Count | None = outputs(None)
+    """Longest trajectory, in tokens; null for the task's own limit, or 1024 where it has none."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_nearly_greedy(cls, value: float) -> float:
+        if 0 < value < 0.01:
+            raise ValueError("expected 0 (greedy) or at least 0.01")
+        return value
+
+
+class SamplingOverride(_Model):
+    """What one benchmark samples differently; keys left out are the sweep's."""
+
+    temperature: Annotated[Number, Field(ge=0)] | None = outputs(None)
+    """See `sampling.temperature`."""
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = outputs(None)
+    """See `sampling.top_p`."""
+    top_k: Whole | None = outputs(None)
+    """See `sampling.top_k`."""
+    min_p: Annotated[Number, Field(ge=0, lt=1)] | None = outputs(None)
+    """See `sampling.min_p`."""
+    max_tokens: Count | None = outputs(None)
+    """See `sampling.max_tokens`; null here means the task's own limit."""
+
+
+class BenchmarkEntry(_Model):
+    """A benchmark, and what it does differently from the sweep; keys left out are the sweep's."""
+
+    name: Text = outputs(min_length=1)
+    """A generate_until task or group of lm-eval, or one of ours."""
+    limit: Count | None = outputs(None)
+    """The first N problems only; null for all."""
+    seeds: Count | None = outputs(None)
+    """Repeats of each problem."""
+    sampling: SamplingOverride | None = outputs(None)
+    """Sampling settings that differ for this benchmark."""
+    metric: Text | None = outputs(None)
+    """Which 0/1 metric of the task is the grade; null for the sensible one."""
+    data_dir: FilePath | None = handling(None)
+    """Folder with the benchmark's records as JSONL."""
+    num_fewshot: Whole | None = outputs(None)
+    """Worked examples in the prompt; null for the task's own number."""
+
+
+class FileColumn(_Model):
+    """A list of token ids or strings in a file."""
+
+    file: FilePath = handling()
+    """CSV, Parquet, JSON (a bare list) or text (a string a line, JSON-quoted where wanted)."""
+    column: Text | None = handling(None)
+    """The column of a CSV or Parquet file; other files have none."""
+
+
+class CandidateSource(_Model):
+    """Where the candidates come from; at least one of file, ids, strings and sets is given."""
+
+    file: FilePath | None = handling(None)
+    """CSV, Parquet, JSON (a bare list) or text (a string a line, JSON-quoted where wanted)."""
+    column: Text | None = handling(None)
+    """The column of a CSV or Parquet file; other files have none."""
+    ids: tuple[TokenId, ...] | None = handling(None)
+    """Token ids, each its own candidate."""
+    strings: tuple[Text, ...] | None = handling(None)
+    """Strings, each its own candidate; a string must be one token unless `family` is true."""
+    sets: dict[Text, tuple[TokenId | Text, ...]] | None = handling(None)
+    """Named candidates of several tokens that are banned together: ids or strings."""
+    family: bool = handling(False)
+    """A string bans all its single-token variants: with and without a leading space,
+    lower case, capitalised, upper case."""
+    controls: FileColumn | None = handling(None)
+    """Tokens that are knocked out for comparison, in the same kinds of file."""
+    allow_eos: bool = handling(False)
+    """Whether a token that ends the text may be banned; such a knockout never stops by itself."""
+    canary: bool = handling(True)
+    """Adds an A/A row: a ban of an id that cannot occur, where the vocabulary has one."""
+
+    @model_validator(mode="after")
+    def _some_source(self) -> CandidateSource:
+        if self.file is None and not any((self.ids, self.strings, self.sets)):
+            empty = next(
+                (n for n in ("ids", "strings", "sets") if getattr(self, n) is not None), ""
+            )
+            found = f"`{empty}` is empty" if empty else "nothing"
+            raise ValueError(f"found {found}; expected a file, ids, strings or sets")
+        if self.column is not None and self.file is None:
+            raise ValueError("found a column without a file; `column` names a column of `file`")
+        return self
+
+
+class ChatSettings(_Model):
+    """How prompts are made for chat and thinking models."""
+
+    template: bool | None = outputs(None)
+    """Whether the tokenizer's chat template wraps the prompt; null: where it has one."""
+    system: Text | None = outputs(None)
+    """System message; null for none."""
+    args: dict[str, Any] = outputs(default_factory=dict)
+    """Further arguments of the template, for example `enable_thinking: false`."""
+    think_end: Text | None = outputs(None)
+    """What closes the thinking part; only what follows it is graded. For example `</think>`."""
+
+
+class VerdictRule(_Model):
+    """How the ledger becomes verdicts; nothing is generated again when this changes."""
+
+    rule: Literal["nominal", "fdr"] = handling("fdr")
+    """`fdr` corrects over all candidates (Benjamini-Hochberg), `nominal` does not."""
+    alpha: Annotated[Number, Field(gt=0, lt=1)] = handling(0.05)
+    """Error level."""
+    margin: Annotated[Number, Field(gt=0, lt=1)] = handling(0.02)
+    """Half-width, in Pass@1, of the range that counts as no effect."""
+
+
+class Adaptive(_Model):
+    """Racing: seeds come in rounds, and settled candidates drop out. At least one budget ends it."""
+
+    max_seeds: Count = outputs()
+    """Most seeds of a problem."""
+    max_tokens: Count | None = handling(None)
+    """Generated tokens after which no new round starts; null for no limit."""
+    max_hours: Annotated[Number, Field(gt=0)] | None = handling(None)
+    """Hours of running after which no new round starts; null for no limit."""
+
+
+class Grading(_Model):
+    """Worker processes that grade beside generation."""
+
+    workers: Count = handling(1)
+    """Processes."""
+    timeout_s: Annotated[Number, Field(gt=0)] = handling(15.0)
+    """Seconds that grading one answer may take; then it counts as not graded, not as wrong."""
+    memory_mb: Count = handling(2048)
+    """Memory that a worker may take, in MiB."""
+
+
+class BenchmarkSettings(_Model):
+    """What holds for one benchmark once its entry and the sweep are merged."""
+
+    name: str = outputs()
+    """The entry's name; a group stands for several benchmarks."""
+    limit: int | None = outputs()
+    """First N problems, or null for all."""
+    seeds: int = outputs()
+    """Repeats of each problem."""
+    sampling: SamplingSettings = outputs()
+    """Sampling with the overrides applied."""
+    metric: str | None = outputs()
+    """Which metric is the grade."""
+    data_dir: Path | None = handling()
+    """Folder with JSONL records."""
+    num_fewshot: int | None = outputs()
+    """Worked examples in the prompt."""
+
+
+def _entry(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Sweep(_Model):
+    """A whole sweep. Relative paths are relative to the sweep file."""
+
+    model: Text = outputs(min_length=1)
+    """The embedded model's name, a hub name, or a local folder."""
+    revision: Text | None = outputs(None)
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = outputs(False)
+    """Whether code that comes with the model or a task may run on this machine."""
+    engine: EngineSettings = outputs(default_factory=EngineSettings)
+    """The engine."""
+    benchmarks: tuple[Annotated[BenchmarkEntry, BeforeValidator(_entry)], ...] = outputs(
+        min_length=1
+    )
+    """Names of tasks, or mappings with a name and overrides."""
+    data_dir: FilePath | None = handling(None)
+    """Folder with the benchmarks' records as JSONL, instead of the hub."""
+    include_path: FilePath | None = handling(None)
+    """Folder with further lm-eval task files."""
+    limit: Count | None = outputs(None)
+    """First N problems of each benchmark; null for all."""
+    seeds: Count = outputs(3)
+    """Repeats of each problem."""
+    run_seed: Whole = outputs(0)
+    """Another value draws other randomness for the whole run."""
+    sampling: SamplingSettings = outputs(default_factory=SamplingSettings)
+    """How tokens are sampled."""
+    chat: ChatSettings = outputs(default_factory=ChatSettings)
+    """How prompts are made."""
+    candidates: CandidateSource = handling()
+    """The tokens to knock out (the run's identity holds what they resolve to)."""
+    strategy: Literal["fork", "naive"] = outputs("fork")
+    """`fork` continues from the divergence step; `naive` generates every knockout from scratch."""
+    audit: Share = handling(0.02)
+    """Share of knockouts that are generated again from scratch and compared."""
+    verdict: VerdictRule = handling(default_factory=VerdictRule)
+    """How verdicts are reached."""
+    adaptive: Adaptive | None = outputs(None)
+    """Racing; null runs all seeds for all candidates."""
+    grading: Grading = handling(default_factory=Grading)
+    """How answers are graded."""
+
+    @field_validator("model")
+    @classmethod
+    def _local_folder(cls, value: str, info: ValidationInfo) -> str:
+        base = (info.context or {}).get("base", Path())
+        path = Path(value).expanduser()
+        if value.startswith((".", "/", "~")) or (base / path).is_dir():
+            return str((base / path).resolve())
+        return value
+
+    @model_validator(mode="after")
+    def _distinct_benchmarks(self) -> Sweep:
+        names = [entry.name for entry in self.benchmarks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"found the benchmark {twice[0]!r} twice; expected each once")
+        return self
+
+    def settings(self, entry: BenchmarkEntry) -> BenchmarkSettings:
+        """Merges a benchmark's overrides over the sweep; a key that is given counts, even null."""
+
+        def merged(key: str) -> Any:
+            given = key in entry.model_fields_set and (key != "seeds" or entry.seeds is not None)
+            return getattr(entry if given else self, key)
+
+        sampling = self.sampling
+        if entry.sampling is not None:
+            over = {
+                key: value
+                for key, value in entry.sampling.model_dump(exclude_unset=True).items()
+                if value is not None or key == "max_tokens"
+            }
+            sampling = sampling.model_copy(update=over)
+        return BenchmarkSettings(
+            name=entry.name,
+            limit=merged("limit"),
+            seeds=merged("seeds"),
+            sampling=sampling,
+            metric=entry.metric,
+            data_dir=merged("data_dir"),
+            num_fewshot=entry.num_fewshot,
+        )
+
+
+def identity_fields(model: BaseModel) -> dict[str, Any]:
+    """Returns the values that change what is generated, nested as in the sweep file."""
+
+    def wanted() -> Iterator[tuple[str, Any]]:
+        for name, field in type(model).model_fields.items():
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and extra.get("identity"):
+                value = getattr(model, name)
+                if isinstance(value, BaseModel):
+                    value = identity_fields(value)
+                elif isinstance(value, tuple):
+                    value = [identity_fields(v) if isinstance(v, BaseModel) else v for v in value]
+                yield name, value
+
+    return dict(wanted())
