@@ -1,0 +1,159 @@
+"""What is read from the ledger as a whole: counts, and grades as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from knockout.grades import CandidateInfo, GradeCube
+from knockout.store.codec import unpack_steps
+from knockout.store.ledger import Ledger
+from knockout.store.rows import INHERITED, NOT_ASKED
+
+__all__ = ["Totals", "grade_cubes", "totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts of the ledger. Tokens are generated ones; a shared prefix counts once.
+
+    Attributes:
+        cells: Baselines that are there, failed ones included.
+        failed_cells: Baselines that the engine failed on.
+        planned_cells: Problems times planned seeds.
+        forks: Fork rows that are there, failed ones included.
+        failed_forks: Forks that the engine failed on.
+        owed_forks: Knockouts that diverge and have no row yet.
+        inherited: Knockouts that are their baseline.
+        early_forks: Forks at a step where a difference could only not be excluded.
+        tokens_generated: Baselines and forks.
+        tokens_naive: Lengths of all trajectories added up, inherited ones too.
+        tokens_audit: Generated for audits.
+        steps_checked, coupling_errors: The coupling's self-check.
+        audited, fork_errors: Audits, and those that differ.
+        failed_audits: Audits that the engine failed on.
+        unfinished: Baselines and forks that ran into max_tokens.
+        respelled: Forks whose text encodes to ids that hold a banned one.
+        grades: Number of baselines and forks by status.
+    """
+
+    cells: int
+    failed_cells: int
+    planned_cells: int
+    forks: int
+    failed_forks: int
+    owed_forks: int
+    inherited: int
+    early_forks: int
+    tokens_generated: int
+    tokens_naive: int
+    tokens_audit: int
+    steps_checked: int
+    coupling_errors: int
+    audited: int
+    fork_errors: int
+    failed_audits: int
+    unfinished: int
+    respelled: int
+    grades: dict[str, int]
+    wall_s: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned cell is there with all of its forks."""
+        return self.cells >= self.planned_cells and self.owed_forks == 0
+
+
+def totals(ledger: Ledger) -> Totals:
+    """Counts the ledger, without reading any token."""
+    cell = ledger.query(
+        "SELECT COUNT(*), COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_forks), 0),"
+        " COALESCE(SUM(n_inherited), 0), COALESCE(SUM(n_early), 0), COALESCE(SUM(n_tokens), 0),"
+        " COALESCE(SUM(n_tokens * n_inherited), 0), COALESCE(SUM(n_checked), 0),"
+        " COALESCE(SUM(n_coupling_errors), 0), COALESCE(SUM(finish = 'length'), 0) FROM cell"
+    )[0]
+    fork = ledger.query(
+        "SELECT COUNT(*), COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_tokens - step), 0),"
+        " COALESCE(SUM(n_tokens), 0), COALESCE(SUM(finish = 'length'), 0),"
+        " COALESCE(SUM(respelled), 0) FROM fork"
+    )[0]
+    audit = ledger.query(
+        "SELECT COALESCE(SUM(finish <> 'error'), 0),"
+        " COALESCE(SUM(differs_at >= 0 AND finish <> 'error'), 0),"
+        " COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_tokens), 0) FROM audit"
+    )[0]
+    planned = ledger.query(
+        "SELECT COALESCE(SUM(n_seeds), 0) FROM problem JOIN benchmark ON benchmark.id = benchmark"
+    )[0][0]
+    grades: dict[str, int] = {}
+    for table in ("cell", "fork"):
+        for status, n in ledger.query(f"SELECT grade, COUNT(*) FROM {table} GROUP BY grade"):
+            grades[status] = grades.get(status, 0) + n
+    wall_s = ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]
+    return Totals(
+        cells=cell[0],
+        failed_cells=cell[1],
+        planned_cells=planned,
+        forks=fork[0],
+        failed_forks=fork[1],
+        owed_forks=cell[2] - fork[0],
+        inherited=cell[3],
+        early_forks=cell[4],
+        tokens_generated=cell[5] + fork[2],
+        tokens_naive=cell[5] + cell[6] + fork[3],
+        tokens_audit=audit[3],
+        steps_checked=cell[7],
+        coupling_errors=cell[8],
+        audited=audit[0],
+        fork_errors=audit[1],
+        failed_audits=audit[2],
+        unfinished=cell[9] + fork[4],
+        respelled=fork[5],
+        grades=dict(sorted(grades.items())),
+        wall_s=wall_s,
+    )
+
+
+def grade_cubes(ledger: Ledger) -> list[GradeCube]:
+    """The grades of each benchmark: baselines, knockouts, and which of them were forked.
+
+    What is not there, failed, or could not be graded is −1.
+    """
+    infos = tuple(
+        CandidateInfo(name=c.name, token_ids=c.token_ids, tokens=c.tokens, group=c.group)
+        for c in ledger.candidates
+    )
+    cubes = []
+    for index, benchmark in enumerate(ledger.benchmarks):
+        ids = ledger.query(
+            "SELECT doc_id FROM problem WHERE benchmark = ? ORDER BY problem", (index,)
+        )
+        shape = (len(ids), benchmark.n_seeds)
+        baseline = np.full(shape, -1, dtype=np.int8)
+        steps = np.full((len(infos), *shape), NOT_ASKED, dtype=np.int32)
+        rows = ledger.query(
+            "SELECT problem, seed, COALESCE(correct, -1), steps FROM cell WHERE benchmark = ?",
+            (index,),
+        )
+        if rows:
+            problem, seed, correct, blobs = zip(*rows, strict=True)
+            baseline[problem, seed] = correct
+            steps[:, problem, seed] = unpack_steps(list(blobs), len(infos)).T
+        knockout = np.where(steps == INHERITED, baseline[None], np.int8(-1))
+        sql = "SELECT candidate, problem, seed, correct FROM fork WHERE benchmark = ? AND correct IS NOT NULL"
+        for chunk in ledger.chunks(sql, (index,)):
+            c, p, s, right = np.array(chunk, dtype=np.int64).T
+            knockout[c, p, s] = right
+        cubes.append(
+            GradeCube(
+                benchmark=benchmark.name,
+                candidates=infos,
+                problem_ids=tuple(doc_id for (doc_id,) in ids),
+                seeds=tuple(range(benchmark.n_seeds)),
+                baseline=baseline,
+                knockout=knockout,
+                forked=steps >= 0,
+            )
+        )
+    return cubes

@@ -1,0 +1,138 @@
+"""The rows of the ledger, as the scheduler makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "INHERITED",
+    "NOT_ASKED",
+    "AuditRow",
+    "BenchmarkRow",
+    "CellKey",
+    "CellRow",
+    "ForkRow",
+    "ProblemRow",
+]
+
+INHERITED = -1
+"""Step of a knockout that is its baseline."""
+NOT_ASKED = -2
+"""Step of a candidate that was settled before the cell, or whose baseline failed."""
+
+
+class CellKey(NamedTuple):
+    """A cell: indices of benchmark and problem, and the repeat."""
+
+    benchmark: int
+    problem: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRow:
+    """A benchmark of the run.
+
+    Attributes:
+        name: Unique.
+        metric: What the grade is.
+        n_seeds: Planned repeats.
+        fingerprint: Hash of its documents, prompts and metric.
+    """
+
+    name: str
+    metric: str
+    n_seeds: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemRow:
+    """A problem: its place, the benchmark's own id for it, its prompt as text and as (n,) ids."""
+
+    benchmark: int
+    problem: int
+    doc_id: str
+    prompt: str
+    prompt_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A finished baseline, and what became of every candidate in its cell.
+
+    Attributes:
+        key: The cell.
+        cell_seed: What keys its noise.
+        tokens: (T,) the trajectory.
+        finish: "stop", "length" or "error".
+        correct: 1, 0, or None where it was not graded.
+        grade: The grader's status.
+        extracted: The answer that was graded.
+        error: Why it failed.
+        steps: (C,) int32 divergence steps, `INHERITED` or `NOT_ASKED`.
+        n_early: Forks at a step where a difference could only not be excluded.
+        n_checked: Steps at which the host recomputed the baseline's pick.
+        n_coupling_errors: Those that came out otherwise.
+    """
+
+    key: CellKey
+    cell_seed: int
+    tokens: NDArray[np.int32]
+    finish: str
+    correct: int | None
+    grade: str
+    extracted: str | None
+    error: str | None
+    steps: NDArray[np.int32]
+    n_early: int = 0
+    n_checked: int = 0
+    n_coupling_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRow:
+    """A finished knockout trajectory; see `CellRow`.
+
+    Attributes:
+        candidate: Index of the candidate.
+        step: Tokens shared with the baseline.
+        tokens: (T − step,) the ids after the fork.
+        respelled: Whether the decoded text encodes to ids that hold a banned one again. The ban
+            held on ids; a reader of the text may see the token all the same.
+    """
+
+    key: CellKey
+    candidate: int
+    step: int
+    tokens: NDArray[np.int32]
+    finish: str
+    correct: int | None
+    grade: str
+    extracted: str | None
+    error: str | None
+    respelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """A knockout generated again from scratch.
+
+    Attributes:
+        differs_at: First step at which its ids differ from the fork's (or from the baseline's
+            where it was inherited), −1 where all are equal.
+        tokens: (T,) what came out.
+        finish: "stop", "length" or "error".
+        error: Why it failed.
+    """
+
+    key: CellKey
+    candidate: int
+    differs_at: int
+    tokens: NDArray[np.int32]
+    finish: str
+    error: str | None
