@@ -1,0 +1,124 @@
+"""The interval of Δ: agrees with the test, is never empty, and covers what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from knockout.stats.interval import mean_interval
+from knockout.stats.paired import Tally, wilson_interval
+from knockout.stats.signflip import signflip_p
+
+
+def flips(won: int, lost: int, n: int) -> Tally:
+    counts = np.array([[lost, n - won - lost, won]], dtype=np.int64)
+    return Tally(np.array([-1, 0, 1]), np.array([1, 1, 1]), counts)
+
+
+def sums_tally(sums: np.ndarray, seeds: int) -> Tally:
+    grid = np.arange(-seeds, seeds + 1)
+    counts = np.stack([(sums == k).sum(axis=1) for k in grid], axis=1)
+    return Tally(grid, np.full(len(grid), seeds), counts)
+
+
+def test_nothing_differs_gives_wilsons_bound_over_problems() -> None:
+    tally = flips(0, 0, 30)
+    low, high = mean_interval(tally, signflip_p(tally))
+    assert (low[0], high[0]) == pytest.approx((-0.1135, 0.1135), abs=5e-5)
+    # However many seeds: problems are the units.
+    many = Tally(np.array([0]), np.array([16]), np.array([[30]]))
+    assert mean_interval(many, signflip_p(many))[1][0] == pytest.approx(high[0])
+
+
+def test_equivalence_of_an_inherited_candidate_needs_189_problems_for_two_points() -> None:
+    for n, inside in ((188, False), (189, True)):
+        tally = flips(0, 0, n)
+        assert bool(mean_interval(tally, signflip_p(tally))[1][0] < 0.02) is inside
+
+
+def test_all_flip_one_way() -> None:
+    tally = flips(0, 30, 30)
+    low, high = mean_interval(tally, signflip_p(tally))
+    assert low[0] == -1.0
+    assert (
+        -0.8865 <= high[0] < -0.75
+    )  # wider than Wilson's .8865 alone: the direction is unsure too
+
+
+def test_one_problem_has_no_interval() -> None:
+    tally = flips(1, 0, 1)
+    assert np.isnan(mean_interval(tally, signflip_p(tally))).all()
+
+
+def test_excludes_zero_exactly_when_p_is_below_alpha() -> None:
+    rng = np.random.default_rng(3)
+    for n, seeds in ((8, 1), (30, 3), (100, 8), (60, 16)):
+        rate = rng.beta(0.4, 1.5, (400, 1, 1))
+        lost = rng.beta(2, 2, (400, 1, 1))
+        cells = (rng.random((400, n, seeds)) < rate) * np.where(
+            rng.random((400, n, seeds)) < lost, -1, 1
+        )
+        tally = sums_tally(cells.sum(axis=2), seeds)
+        p = signflip_p(tally)
+        for alpha in (0.01, 0.05, 0.2):
+            low, high = mean_interval(tally, p, alpha)
+            np.testing.assert_array_equal((low > 0) | (high < 0), p < alpha)
+            delta = tally.mean()
+            assert ((low <= delta + 1e-12) & (delta - 1e-12 <= high)).all()
+            assert (high > low).all()
+            assert (low >= -1).all()
+            assert (high <= 1).all()
+
+
+def test_mirrors_when_signs_swap() -> None:
+    one, two = flips(3, 11, 50), flips(11, 3, 50)
+    low, high = mean_interval(one, signflip_p(one))
+    low2, high2 = mean_interval(two, signflip_p(two))
+    assert (low[0], high[0]) == (-high2[0], -low2[0])
+
+
+def test_approaches_the_normal_interval_where_data_are_many() -> None:
+    rng = np.random.default_rng(5)
+    sums = rng.binomial(8, 0.3, (1, 5000)) - rng.binomial(8, 0.25, (1, 5000))
+    tally = sums_tally(sums, 8)
+    low, high = mean_interval(tally, signflip_p(tally))
+    d = sums[0] / 8
+    half = stats.norm.isf(0.025) * d.std(ddof=1) / np.sqrt(len(d))
+    assert (low[0], high[0]) == pytest.approx((d.mean() - half, d.mean() + half), abs=0.04 * half)
+
+
+def test_narrower_at_a_larger_alpha() -> None:
+    tally = flips(4, 9, 60)
+    p = signflip_p(tally)
+    widths = [np.ptp(mean_interval(tally, p, a)) for a in (0.01, 0.05, 0.1, 0.3)]
+    assert widths == sorted(widths, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("n", "seeds", "differing", "effect"),
+    [(30, 1, 0.3, 0.8), (30, 8, 1.0, 0.2), (100, 3, 0.3, 0.2), (500, 1, 0.05, 0.8)],
+)
+def test_covers(n: int, seeds: int, differing: float, effect: float) -> None:
+    """95 % intervals with uneven problems; the full study is in bench/calibration.py."""
+    rng = np.random.default_rng(11)
+    runs = 1500
+    share = (1 + effect) / 2
+    lost = rng.beta(4 * share, 4 * (1 - share), (runs, n, 1))
+    cells = (rng.random((runs, n, seeds)) < differing) * np.where(
+        rng.random((runs, n, seeds)) < lost, -1, 1
+    )
+    tally = sums_tally(cells.sum(axis=2), seeds)
+    low, high = mean_interval(tally, signflip_p(tally))
+    truth = -differing * effect
+    coverage = np.mean((low <= truth) & (truth <= high))
+    assert 0.93 - 2 * 0.0056 < coverage < 0.985
+
+
+def test_the_bootstrap_would_not_do() -> None:
+    """Why this interval: with 1.5 expected flips in 30, resampling covers about 78 %."""
+    rng = np.random.default_rng(2)
+    lost = rng.binomial(30, 0.05, 2000)
+    upper = stats.binom.ppf(0.975, 30, lost / 30) / 30  # percentile bootstrap in closed form
+    assert np.mean(upper >= 0.05) < 0.85
+    assert np.mean(wilson_interval(lost / 30, 30)[1] >= 0.05) > 0.93
