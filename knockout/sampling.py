@@ -235,7 +235,7 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
         picks[rows.greedy] = part.argmax(dim=1)
         best[rows.greedy] = part.gather(1, picks[rows.greedy, None])[:, 0].float()
     if rows.open is not None:
-        for index in rows.open.split(_FULL_ROWS_AT_ONCE):
+        for index in torch.split(rows.open, _FULL_ROWS_AT_ONCE):
             part = _take(logits, index)
             picks[index] = _pick_open(part, rows, index, positions[index])
             best[index] = part.amax(dim=1).float()
