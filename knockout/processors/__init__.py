@@ -1,1 +1,7 @@
-"""`knockout.sampling` inside the engines: vLLM (both model runners) and transformers."""
+"""The coupled pick and the ban inside vLLM's and transformers' logits processor interfaces."""
+
+from __future__ import annotations
+
+from knockout.processors.rules import Rule, rule_from_extra_args, to_extra_args
+
+__all__ = ["Rule", "rule_from_extra_args", "to_extra_args"]

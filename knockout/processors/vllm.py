@@ -1,0 +1,207 @@
+"""The logits processor for vLLM, one class for both of its model runners.
+
+V1 hands over batch changes and then the logits, row i for request i. Model Runner V2 fills slots
+and says at every step which slot each row belongs to. The class is registered in the entry-point
+group `vllm.logits_processors`, so that every vLLM of the environment loads it; requests without
+our keys pass through bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
+
+from knockout.processors.batch import Batch
+from knockout.processors.rules import Rule, rule_from_extra_args
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+
+__all__ = ["KnockoutProcessor", "check_params", "collect_failures"]
+
+# What a coupled request may not ask of the engine, as it would change the logits before our pick
+# (or the pick after it): attribute, the value that leaves it off.
+_OFF: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("n", (1,)),
+    ("temperature", (0, 0.0)),
+    ("top_p", (1, 1.0)),
+    ("top_k", (0, -1)),
+    ("min_p", (0, 0.0)),
+    ("presence_penalty", (0, 0.0)),
+    ("frequency_penalty", (0, 0.0)),
+    ("repetition_penalty", (1, 1.0)),
+    ("min_tokens", (0,)),
+    ("logit_bias", (None, {})),
+    ("allowed_token_ids", (None, [])),
+    ("bad_words", (None, [])),
+    ("structured_outputs", (None,)),
+)
+# These force a token after all processors, so that even a plain ban would not hold.
+_FORCING: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("thinking_token_budget", (None,)),
+    ("trace_decode_token_ids", (None, [])),
+)
+
+# Request name to reason, where an engine in this process asked for it.
+_failures: dict[str, str] | None = None
+
+
+def collect_failures(into: dict[str, str] | None) -> None:
+    """Makes processors of this process note bad rows in `into` instead of raising (None: raise).
+
+    An exception in a model runner ends its engine with all requests; an engine that runs in this
+    process can instead end the one request that the note names.
+    """
+    global _failures
+    _failures = into
+
+
+def check_params(params: SamplingParams) -> Rule | None:
+    """Reads the rule of a request and refuses what does not go with it.
+
+    Raises:
+        ValueError: A key is wrong, or a setting would be applied beside our own pick.
+    """
+    rule = rule_from_extra_args(params.extra_args)
+    if rule is None:
+        return None
+    refused = _FORCING + (_OFF if rule.coupled else ())
+    for name, off in refused:
+        value = getattr(params, name, off[0])
+        if value not in off:
+            if name in ("temperature", "top_p", "top_k", "min_p"):
+                advice = f"send temperature=0 to the engine and knockout_{name} in extra_args"
+            else:
+                advice = "leave it out" + (
+                    ", or send knockout_ids alone (a plain ban)"
+                    if name not in dict(_FORCING)
+                    else ""
+                )
+            kind = "a coupled request" if rule.coupled else "a request with a ban"
+            raise ValueError(f"{name} is {value!r}, which does not go with {kind}: {advice}")
+    allowed = params.allowed_token_ids
+    if allowed and not set(allowed) - set(rule.banned):
+        raise ValueError("every token of allowed_token_ids is banned by knockout_ids")
+    return rule
+
+
+class KnockoutProcessor(V1Interface, V2Interface):
+    """Bans tokens and makes coupled picks inside vLLM (both model runners)."""
+
+    def __init__(self, vllm_config: VllmConfig, *rest: Any) -> None:
+        """Is called by vLLM.
+
+        Args:
+            vllm_config: The engine's configuration.
+            *rest: `(device, is_pin_memory)` from V1, `(req_states,)` from V2.
+
+        Raises:
+            ValueError: V1 with speculative decoding, which skips custom processors.
+        """
+        self._v2 = len(rest) == 1
+        if not self._v2 and getattr(vllm_config, "speculative_config", None):
+            raise ValueError(
+                "speculative decoding on vLLM's V1 model runner skips custom logits processors, "
+                "so bans would not hold: switch it off"
+            )
+        # Keyed by row on V1 (with prompt length and the request's own list of outputs, which
+        # grows), by slot on V2.
+        self._by_row: dict[int, tuple[Rule, int, list[int]]] = {}
+        self._by_slot: dict[int, Rule] = {}
+        self._batch: Batch | None = None
+        self._batch_key: tuple[int, bytes] | None = None
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuses wrong keys and settings when a request arrives (ValueError)."""
+        check_params(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        """No: a ban changes what greedy decoding takes."""
+        return False
+
+    # V1 ----------------------------------------------------------------------------------------
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follows V1's batch changes."""
+        if process_dict_updates(self._by_row, batch_update, self._new_row):
+            self._batch = None
+
+    @staticmethod
+    def _new_row(
+        params: SamplingParams, prompt: list[int] | None, outputs: list[int]
+    ) -> tuple[Rule, int, list[int]] | None:
+        rule = check_params(params)
+        if rule is None:
+            return None
+        if prompt is None and rule.coupled:
+            raise ValueError(f"{rule}: a coupled request needs its prompt as token ids")
+        return rule, len(prompt or ()), outputs
+
+    # V2 ----------------------------------------------------------------------------------------
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Sets V2's slot anew; returns whether its rows are changed."""
+        before = self._by_slot.pop(req_idx, None)
+        rule = check_params(sampling_params)
+        if rule is not None:
+            self._by_slot[req_idx] = rule
+        if rule is not None or before is not None:
+            self._batch = None
+        return rule is not None
+
+    # Both --------------------------------------------------------------------------------------
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext | None = None) -> torch.Tensor:
+        """Bans and picks, in place.
+
+        Args:
+            logits: (rows, V) float32.
+            ctx: V2's layout of the rows; None on V1.
+
+        Returns:
+            The same tensor.
+
+        Raises:
+            KnockoutError: A coupled row is NaN or wholly banned; names the request.
+        """
+        if ctx is None:
+            if self._by_row:
+                self._apply_v1(logits)
+        elif self._by_slot:
+            self._apply_v2(logits, ctx)
+        return logits
+
+    def _apply_v1(self, logits: torch.Tensor) -> None:
+        if self._batch is None:
+            rules: list[Rule | None] = [None] * logits.shape[0]
+            for row, (rule, _, _) in self._by_row.items():
+                rules[row] = rule
+            self._batch = Batch(rules, logits.shape[1], logits.device)
+        # Under asynchronous scheduling the lists hold −1 for tokens still on the device: only
+        # their lengths matter.
+        lengths = [self._by_row[row][1] + len(self._by_row[row][2]) for row in self._batch.coupled]
+        positions = torch.tensor(lengths, dtype=torch.int64)
+        if logits.device.type != "cpu":
+            positions = positions.to(logits.device, non_blocking=True)
+        self._batch.apply_(logits, positions, _failures)
+
+    def _apply_v2(self, logits: torch.Tensor, ctx: LogitsContext) -> None:
+        slots = ctx.idx_mapping_np
+        if logits.shape[0] != slots.shape[0]:
+            # Several rows per request (speculative decoding): only the device knows which.
+            slots = ctx.expanded_idx_mapping.cpu().numpy()
+        key = (logits.shape[1], slots.tobytes())
+        if self._batch is None or self._batch_key != key:
+            rules = [self._by_slot.get(slot) for slot in slots.tolist()]
+            self._batch = Batch(rules, logits.shape[1], logits.device)
+            self._batch_key = key
+        positions = ctx.pos[self._batch.coupled_rows].to(torch.int64) + 1
+        self._batch.apply_(logits, positions, _failures)
