@@ -1,0 +1,62 @@
+"""The grade of one response, and the part of a response that is graded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Grade", "Status", "answer_part"]
+
+Status = Literal["ok", "unparsed", "incomplete", "timeout", "error"]
+
+_SPECIAL_END = re.compile(
+    r"(?:\s*(?:<\|(?:im_end|endoftext|eot_id|end_of_text|end|eom_id)\|>|</s>|<eos>|<end_of_turn>))+\s*$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one response.
+
+    Attributes:
+        correct: 1 or 0; 1 only where `status` is "ok".
+        status: "ok" (graded), "unparsed" (no answer could be read), "incomplete" (an unclosed
+            think tag, or cut by length before an answer), "timeout" (the grader ran out of time:
+            unknown, not wrong) or "error" (no response, or the grader failed on it).
+        extracted: The answer as read from the response, or what went wrong; None where there is
+            nothing to show.
+    """
+
+    correct: int
+    status: Status
+    extracted: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.correct not in (0, 1) or (self.correct and self.status != "ok"):
+            raise ValueError(f"a grade of {self.correct} with status {self.status!r}")
+
+
+def answer_part(response: str, *, think_end: str | None, think_open: bool = False) -> str | None:
+    """Returns what follows the thinking, without end-of-text markers; None if still thinking.
+
+    Args:
+        response: The text as generated.
+        think_end: The closing tag, for example "</think>"; None where there is no thinking.
+        think_open: Whether the prompt itself already opened the tag.
+
+    >>> answer_part("<think>hm</think>\\n7<|im_end|>", think_end="</think>")
+    '\\n7'
+    >>> answer_part("<think>hm", think_end="</think>") is None
+    True
+    """
+    text = _SPECIAL_END.sub("", response)
+    if not think_end:
+        return text
+    _, closed, rest = text.rpartition(think_end)
+    if closed:
+        return rest
+    opening = think_end.replace("/", "", 1)
+    if think_open or (opening != think_end and opening in text):
+        return None
+    return text
