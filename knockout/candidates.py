@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from knockout.config import CandidateSource
+from knockout.eos import widen_stop_ban
 from knockout.errors import UsageError
 from knockout.lists import Item, read_list
 
@@ -235,14 +236,17 @@ class _Builder:
             self._single(text.strip(), f"{item.where}: no variant of it is one token")
         return ids
 
-    def _add(self, name: str, ids: tuple[int, ...], where: str, group: Group) -> None:
+    def _add(self, name: str, given: tuple[int, ...], where: str, group: Group) -> None:
+        ids, note = widen_stop_ban(given, self.vocabulary.eos_ids)
         if ids in self.first:
-            what = f"token id {ids[0]}" if len(ids) == 1 else f"the token ids {list(ids)}"
+            what = f"token id {given[0]}" if len(given) == 1 else f"the token ids {list(given)}"
             raise UsageError(f"{where}: {what} found twice, first at {self.first[ids]}")
         self.first[ids] = where
+        for token in given:
+            self._judge(token, self.vocabulary.show(token), where)
+        if note is not None:
+            self.warnings.append(f"{where}: {note}")
         shown = tuple(self.vocabulary.show(token) for token in ids)
-        for token, text in zip(ids, shown, strict=True):
-            self._judge(token, text, where)
         self.found.append(Candidate(name, ids, shown, group))
 
     def _judge(self, token: int, text: str, where: str) -> None:

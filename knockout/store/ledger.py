@@ -294,6 +294,15 @@ class Ledger:
             found[key] = {candidate for (candidate,) in have}
         return found
 
+    def failed_forks(self) -> dict[CellKey, set[int]]:
+        """Forks that the engine failed on."""
+        found: dict[CellKey, set[int]] = {}
+        for *key, candidate in self.query(
+            "SELECT benchmark, problem, seed, candidate FROM fork WHERE finish = 'error'"
+        ):
+            found.setdefault(CellKey(*key), set()).add(candidate)
+        return found
+
     def audited(self) -> set[tuple[CellKey, int]]:
         """The audits that are there."""
         rows = self.query("SELECT benchmark, problem, seed, candidate FROM audit")

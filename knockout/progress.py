@@ -1,0 +1,91 @@
+"""How far a run is: a live display on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from knockout.jobs import Snapshot
+
+__all__ = ["Display"]
+
+_LINE_EVERY_S = 30.0
+_REFRESH_EVERY_S = 0.25
+
+
+class Display:
+    """Shows snapshots on stderr.
+
+    Args:
+        n_cells: Cells of the whole run.
+        n_done: Cells that earlier sessions finished.
+    """
+
+    def __init__(self, n_cells: int, n_done: int) -> None:
+        self.n_cells, self.n_done = n_cells, n_done
+        self.started = time.monotonic()
+        self._shown = 0.0 if sys.stderr.isatty() else self.started
+        self._live: Any = None
+
+    def __enter__(self) -> Display:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[line]}"),
+                console=Console(stderr=True, no_color="NO_COLOR" in os.environ or None),
+                transient=True,
+            )
+            self._live.start()
+            self._task = self._live.add_task(
+                "cells", total=self.n_cells, completed=self.n_done, line=""
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Shows a snapshot, when it is time."""
+        now = time.monotonic()
+        if now - self._shown < (_REFRESH_EVERY_S if self._live is not None else _LINE_EVERY_S):
+            return
+        self._shown = now
+        line = self.line(snapshot, now - self.started)
+        if self._live is not None:
+            self._live.update(self._task, completed=snapshot.cells, line=line)
+        else:
+            print(f"cells {line}", file=sys.stderr, flush=True)
+
+    def line(self, snapshot: Snapshot, elapsed: float) -> str:
+        """One line: cells, forks, speed, and the time left at the pace so far."""
+        parts = [
+            f"{snapshot.cells}/{self.n_cells}",
+            f"{snapshot.forks} forks",
+            f"{snapshot.running} running",
+            f"{snapshot.tokens / max(elapsed, 1e-9):.0f} tokens/s",
+        ]
+        new = snapshot.cells - self.n_done
+        if new > 0:
+            parts.append(f"{_duration((self.n_cells - snapshot.cells) * elapsed / new)} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
