@@ -48,8 +48,8 @@ class ScoringModel:
             name: For messages.
             check_ids: Token ids of a short text, to compare the logits on.
         """
+        model.train(False)
         self.model: Any = model
-        self.model.eval()
         self.name = name
         self.device: torch.device = model.device
         config: Any = model.config.get_text_config()
@@ -214,9 +214,7 @@ def score_sequences(
             for m in models
         ]
         emitted = torch.from_numpy(np.concatenate([responses[i] for i in batch]).astype(np.int64))
-        scores = score_hidden(
-            sides[:-1], sides[-1], emitted.to(teacher.device), top_k=top_k, chunk=chunk
-        )
+        scores = score_hidden(sides[:-1], sides[-1], emitted, top_k=top_k, chunk=chunk)
         sizes = [len(responses[i]) for i in batch]
         for own, one in zip(found, scores, strict=True):
             split_up = [torch.split(x.cpu(), sizes) for x in one]

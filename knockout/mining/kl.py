@@ -174,13 +174,13 @@ def score_hidden(
     Args:
         students: Pairs of hidden states (N, H) and the head that turns (n, H) into (n, V) logits.
         teacher: The same for the teacher; H may be another.
-        emitted: (N,) int64 tokens that the student generated, on the models' device.
+        emitted: (N,) int64 tokens that the student generated.
         top_k: As in `score_logits`.
         chunk: Positions at once; None takes `chunk_positions` of the vocabulary.
         dtype: What softmax and sums are computed in.
 
     Returns:
-        The scores for each student, on the models' device.
+        The scores for each student, on the device of the teacher's logits.
     """
     hidden, head = teacher
     n = emitted.shape[0]
@@ -194,12 +194,13 @@ def score_hidden(
     for start in range(0, n, chunk):
         part = slice(start, start + chunk)
         teacher_logits = head(hidden[part])
-        logits = [student_head(states[part]) for states, student_head in students]
+        where = teacher_logits.device
+        logits = [student_head(states[part]).to(where) for states, student_head in students]
         width = min([teacher_logits.shape[1]] + [x.shape[1] for x in logits])
         teacher_logp = teacher_logits[:, :width].to(dtype).log_softmax(dim=1)
         del teacher_logits
         for own, one in zip(parts, logits, strict=True):
-            own.append(score_logits(one[:, :width], teacher_logp, emitted[part], top_k))
+            own.append(score_logits(one[:, :width], teacher_logp, emitted[part].to(where), top_k))
     return [PositionScores(*map(torch.cat, zip(*own, strict=True))) for own in parts]
 
 

@@ -17,6 +17,15 @@ __all__ = ["cutoff_curve", "overlap_of_ranks", "rank_types"]
 
 _REPEATS_AT_ONCE = 16
 
+# Scores that are sums over prompts: whether over persistent occurrences only, and whether times
+# the context consistency.
+_RESAMPLED = {
+    "rock_score_ctx": (True, True),
+    "persistent_kl": (True, False),
+    "rock_score": (False, False),
+    "total_kl": (False, False),
+}
+
 
 def rank_types(
     table: pd.DataFrame,
@@ -79,6 +88,7 @@ def cutoff_curve(
     ranked: pd.DataFrame,
     rng: np.random.Generator,
     *,
+    by: str = "rock_score_ctx",
     k_max: int = 500,
     repeats: int = 200,
     min_count: int = 5,
@@ -86,13 +96,16 @@ def cutoff_curve(
     """What a list of the K best types covers, and how stable it is, for every K.
 
     Stability is the mean Jaccard index of the list with the list from prompts drawn with
-    replacement. A resample counts persistent occurrences and their KL anew and ranks by R_ctx; the
-    context consistency of a type is held at its value in the whole sample.
+    replacement. A resample adds up losses and persistent occurrences anew among the types of
+    `ranked`, and ranks by the same score; the context consistency of a type is held at its value
+    in the whole sample.
 
     Args:
         scores: Scores of all types.
-        ranked: `rank_types(scores.table, by="rock_score_ctx", ...)`.
+        ranked: `rank_types(scores.table, by=by, ...)`.
         rng: Draws the prompts.
+        by: The score that made the ranks. Stability is only known for sums of losses:
+            `rock_score_ctx`, `persistent_kl`, `rock_score` and `total_kl`.
         k_max: Largest K.
         repeats: Resamples.
         min_count: As given to `rank_types`.
@@ -100,7 +113,8 @@ def cutoff_curve(
     Returns:
         Columns `k`, `token_id` (the K-th type), `kl_share` (of the total KL of all positions),
         `token_share` (of all positions), `stability`, `stability_low`, `stability_high` (2.5 %
-        and 97.5 % of the resamples). Stability is NaN with fewer than two prompts.
+        and 97.5 % of the resamples). Stability is NaN where it is not known, and with fewer than
+        two prompts.
     """
     import pandas as pd
 
@@ -112,34 +126,47 @@ def cutoff_curve(
             "token_id": top["token_id"].to_numpy(),
             "kl_share": top["total_kl"].cumsum().to_numpy() / scores.table["total_kl"].sum(),
             "token_share": top["share"].cumsum().to_numpy(),
+            "stability": np.nan,
+            "stability_low": np.nan,
+            "stability_high": np.nan,
         }
     )
-    n_prompts = scores.prompt_kl.shape[0]
-    values = np.full((repeats, k_max), np.nan)
-    if n_prompts >= 2 and k_max:
-        ids = ranked["token_id"].to_numpy()
-        kl: Any = scores.prompt_kl[:, ids]
-        count: Any = scores.prompt_count[:, ids]
-        consistency = np.nan_to_num(ranked["consistency"].to_numpy())
-        ranks = np.arange(1, len(ids) + 1)
-        for start in range(0, repeats, _REPEATS_AT_ONCE):
-            n = min(_REPEATS_AT_ONCE, repeats - start)
-            weights = rng.multinomial(n_prompts, np.full(n_prompts, 1 / n_prompts), size=n)
-            # (n, types): the resampled R_ctx; types that fall below the least count go last.
-            again = (kl.T @ weights.T).T * consistency
-            seen = (count.T @ weights.T).T
-            again = np.where(seen >= min_count, again, -1.0)
-            for row, score in enumerate(again):
-                other = np.empty(len(ids), dtype=np.int64)
-                other[np.lexsort((ids, -score))] = ranks
-                values[start + row] = overlap_of_ranks(ranks, other, k_max)
-    if n_prompts >= 2 and k_max:
-        low, high = np.quantile(values, [0.025, 0.975], axis=0)
-        frame["stability"], frame["stability_low"], frame["stability_high"] = (
-            values.mean(axis=0),
-            low,
-            high,
+    if scores.prompt_kl.shape[0] >= 2 and k_max and by in _RESAMPLED:
+        values = _resampled(scores, ranked, rng, by, k_max, repeats, min_count)
+        frame["stability"] = values.mean(axis=0)
+        frame["stability_low"], frame["stability_high"] = np.quantile(
+            values, [0.025, 0.975], axis=0
         )
-    else:
-        frame["stability"] = frame["stability_low"] = frame["stability_high"] = np.nan
     return frame
+
+
+def _resampled(
+    scores: TypeScores,
+    ranked: pd.DataFrame,
+    rng: np.random.Generator,
+    by: str,
+    k_max: int,
+    repeats: int,
+    min_count: int,
+) -> NDArray[np.float64]:
+    """Jaccard index of the top-K lists with those of each resample. (repeats, k_max)."""
+    n_prompts = scores.prompt_kl.shape[0]
+    ids = ranked["token_id"].to_numpy()
+    persistent, with_context = _RESAMPLED[by]
+    loss: Any = (scores.prompt_kl if persistent else scores.prompt_total)[:, ids]
+    count: Any = scores.prompt_count[:, ids]
+    factor = np.nan_to_num(ranked["consistency"].to_numpy()) if with_context else np.ones(len(ids))
+    ranks = np.arange(1, len(ids) + 1)
+    values = np.empty((repeats, k_max))
+    for start in range(0, repeats, _REPEATS_AT_ONCE):
+        n = min(_REPEATS_AT_ONCE, repeats - start)
+        weights = rng.multinomial(n_prompts, np.full(n_prompts, 1 / n_prompts), size=n)
+        # (n, types); types that fall below the least count go last.
+        again = (loss.T @ weights.T).T * factor
+        seen = (count.T @ weights.T).T
+        again[seen < min_count] = -1.0
+        for row, score in enumerate(again):
+            other = np.empty(len(ids), dtype=np.int64)
+            other[np.lexsort((ids, -score))] = ranks
+            values[start + row] = overlap_of_ranks(ranks, other, k_max)
+    return values

@@ -48,6 +48,7 @@ class TypeScores:
         table: One row per type that occurs, by falling total KL; columns as in docs/mining.md.
         prompt_kl: (n_prompts, V) sparse: the KL of each prompt's persistent occurrences by type.
         prompt_count: (n_prompts, V) sparse: how many they are.
+        prompt_total: (n_prompts, V) sparse: the KL of all occurrences.
         threshold: Reverse KL above which a position has a high loss, in nats.
         threshold_before: The same before training; None without a student before training.
     """
@@ -55,6 +56,7 @@ class TypeScores:
     table: pd.DataFrame
     prompt_kl: Any
     prompt_count: Any
+    prompt_total: Any
     threshold: float
     threshold_before: float | None
 
@@ -94,7 +96,7 @@ def score_types(
 
     contexts = ContextSums(surprisal(sums.count), settings.window)
     n_high = np.zeros(vocab_size, dtype=np.int64)
-    rows_kl, rows_count = [], []
+    rows_kl, rows_count, rows_total = [], [], []
     for shard in shards():
         kl = shard.scores["reverse_kl"]
         lasting = kl > threshold
@@ -104,9 +106,11 @@ def score_types(
         contexts.add(shard.tokens, shard.rollout, lasting)
         types = shard.tokens[lasting]
         rows_kl.append(_sparse_row(types, kl[lasting], vocab_size))
+        rows_total.append(_sparse_row(shard.tokens, kl, vocab_size))
         rows_count.append(_sparse_row(types, np.ones(len(types)), vocab_size))
     prompt_kl: Any = sparse.vstack(rows_kl, format="csr")
     prompt_count: Any = sparse.vstack(rows_count, format="csr")
+    prompt_total: Any = sparse.vstack(rows_total, format="csr")
     table = _table(
         sums,
         n_high=n_high,
@@ -115,7 +119,7 @@ def score_types(
         consistency=contexts.consistency(),
         token_text=token_text,
     )
-    return TypeScores(table, prompt_kl, prompt_count, threshold, threshold_before)
+    return TypeScores(table, prompt_kl, prompt_count, prompt_total, threshold, threshold_before)
 
 
 class _Sums:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.errors import KnockoutError
+from knockout.files import atomic_path
 
 __all__ = ["Shard", "read_shard", "write_shard"]
 
@@ -52,9 +52,7 @@ class Shard:
 
 def write_shard(path: Path, shard: Shard) -> None:
     """Writes a shard whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with atomic_path(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
             allow_pickle=False,
@@ -64,9 +62,6 @@ def write_shard(path: Path, shard: Shard) -> None:
             lengths=shard.lengths,
             **{f"score_{name}": values for name, values in shard.scores.items()},
         )
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def read_shard(path: Path) -> Shard:

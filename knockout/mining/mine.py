@@ -1,0 +1,251 @@
+"""`knockout mine`: rollouts, forward passes, type scores, lists. Every stage resumes by prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from knockout.engines.base import Engine
+from knockout.errors import KnockoutError, UsageError
+from knockout.identity import model_fingerprint
+from knockout.mining.identity import keep_identity, require_same_tokenizer
+from knockout.mining.rollouts import Prompt, missing, roll_out, shard_path
+from knockout.mining.shards import Shard, read_shard, write_shard
+from knockout.sampling import Sampling
+
+__all__ = ["MineSettings", "Models", "mine", "open_models", "score_prompts"]
+
+log = logging.getLogger(__name__)
+
+# Prompts whose rollouts are sorted by length together; a killed run repeats at most these.
+_WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MineSettings:
+    """What changes the rollouts and their scores; the ranking's settings are `ListSettings`.
+
+    Attributes:
+        rollouts: Rollouts per prompt.
+        max_tokens: Longest rollout.
+        sampling: How the student samples.
+        run_seed: Another value draws other rollouts.
+        ratio_top_k: Candidate set of the information-efficiency ratio: the student's k best.
+        dtype: Of the scoring passes; "auto" is float32 on a CPU, else bfloat16.
+    """
+
+    rollouts: int = 1
+    max_tokens: int = 1024
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6))
+    run_seed: int = 0
+    ratio_top_k: int = 20
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.ratio_top_k < 2:
+            raise UsageError(f"ratio_top_k is {self.ratio_top_k}; expected 2 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Checkpoint folders and the tokenizer that they share.
+
+    Attributes:
+        names: "student", "teacher" and perhaps "before" to the name that the user gave.
+        folders: The same keys to checkpoint folders.
+        tokenizer: The student's.
+    """
+
+    names: dict[str, str]
+    folders: dict[str, Path]
+    tokenizer: Any
+
+
+def open_models(teacher: str, student: str, before: str | None = None) -> Models:
+    """Finds the checkpoints and checks that they share a tokenizer.
+
+    Raises:
+        UsageError: A model is not found, or the tokenizers differ.
+    """
+    from knockout.engines.models import load_tokenizer, resolve_model
+
+    names = {"student": student, "teacher": teacher} | ({"before": before} if before else {})
+    folders = {role: Path(resolve_model(name)) for role, name in names.items()}
+    tokenizers = {role: load_tokenizer(folder) for role, folder in folders.items()}
+    option = {"before": "--student-before"}
+    require_same_tokenizer(
+        (f"{option.get(role, f'--{role}')} {name}", tokenizers[role])
+        for role, name in names.items()
+    )
+    return Models(names, folders, tokenizers["student"])
+
+
+def mine(
+    out: Path,
+    models: Models,
+    prompts: Sequence[Prompt],
+    settings: MineSettings,
+    open_engine: Callable[[Path], Engine],
+    *,
+    device: str | None = None,
+    tokens_per_batch: int = 4096,
+) -> Callable[[], Iterator[Shard]]:
+    """Makes, or completes, the scored shards of a run.
+
+    Args:
+        out: The run's folder.
+        models: Teacher, student and perhaps the student before training.
+        prompts: What to roll out.
+        settings: What changes rollouts and scores.
+        open_engine: Starts an engine for a checkpoint folder; called only when rollouts are owed.
+        device: Of the scoring passes; None for a GPU where there is one; "auto" spreads a model
+            over several.
+        tokens_per_batch: Most tokens of a forward pass, padding included.
+
+    Returns:
+        A function that gives the scored shards one by one, from the start at each call.
+
+    Raises:
+        UsageError: The folder holds another run.
+        KnockoutError: A model fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    keep_identity(out / "identity.json", _identity(models, prompts, settings))
+    rolled, scored = out / "rollouts", out / "scores"
+    if owed := missing(rolled, len(prompts)):
+        log.info("rollouts: %d prompts × %d to generate", len(owed), settings.rollouts)
+        engine = open_engine(models.folders["student"])
+        try:
+            roll_out(
+                engine,
+                prompts,
+                rolled,
+                rollouts=settings.rollouts,
+                sampling=settings.sampling,
+                max_tokens=settings.max_tokens,
+                run_seed=settings.run_seed,
+            )
+        finally:
+            engine.close()
+    if owed := missing(scored, len(prompts)):
+        score_prompts(
+            models,
+            rolled,
+            scored,
+            owed,
+            settings,
+            device=device,
+            tokens_per_batch=tokens_per_batch,
+        )
+    return lambda: (read_shard(shard_path(scored, i)) for i in range(len(prompts)))
+
+
+def score_prompts(
+    models: Models,
+    rolled: Path,
+    scored: Path,
+    owed: Sequence[int],
+    settings: MineSettings,
+    *,
+    device: str | None = None,
+    tokens_per_batch: int = 4096,
+) -> None:
+    """Scores the shards in `rolled` that are owed, and writes them to `scored`.
+
+    Raises:
+        KnockoutError: A model cannot be loaded, or a token is outside the shared ids.
+    """
+    from knockout.mining.forward import score_sequences
+
+    check = read_shard(shard_path(rolled, owed[0])).prompt.tolist()
+    loaded = {role: _load(models, role, settings.dtype, device, check) for role in models.folders}
+    students = [loaded[role] for role in ("student", "before") if role in loaded]
+    positions, started = 0, time.monotonic()
+    for start in range(0, len(owed), _WINDOW):
+        window = owed[start : start + _WINDOW]
+        shards = [read_shard(shard_path(rolled, index)) for index in window]
+        responses = [shard.responses() for shard in shards]
+        flat = [response for own in responses for response in own]
+        prompts = [s.prompt for s, own in zip(shards, responses, strict=True) for _ in own]
+        found = score_sequences(
+            students,
+            loaded["teacher"],
+            prompts,
+            flat,
+            top_k=settings.ratio_top_k,
+            tokens_per_batch=tokens_per_batch,
+        )
+        done = 0
+        for index, shard, own in zip(window, shards, responses, strict=True):
+            scores: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+            for prefix, side in zip(("", "before_"), found, strict=False):
+                part = side[done : done + len(own)]
+                for name in part[0]._fields:
+                    values = [getattr(one, name).numpy() for one in part]
+                    scores[prefix + name] = np.concatenate(values).astype(np.float32)
+            done += len(own)
+            if not np.isfinite(scores["reverse_kl"]).all():
+                raise KnockoutError(
+                    f"{shard.doc_id}: a reverse KL is not finite; the teacher gives no "
+                    "probability to a token that the student can draw, or a model overflows in "
+                    f"{settings.dtype}: try --dtype float32"
+                )
+            full = Shard(shard.doc_id, shard.prompt, shard.tokens, shard.lengths, scores)
+            write_shard(shard_path(scored, index), full)
+            positions += len(shard.tokens)
+        rate = positions / max(time.monotonic() - started, 1e-9)
+        log.info(
+            "scores: %d of %d owed prompts, %d positions, %.0f a second",
+            min(start + _WINDOW, len(owed)),
+            len(owed),
+            positions,
+            rate,
+        )
+
+
+def _load(models: Models, role: str, dtype: str, device: str | None, check: Sequence[int]) -> Any:
+    """A checkpoint as a `ScoringModel`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from knockout.engines.models import quiet_transformers
+    from knockout.mining.forward import ScoringModel
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                models.folders[role],
+                dtype=getattr(torch, dtype),
+                **({"device_map": "auto"} if device == "auto" else {}),
+            )
+        if device != "auto":
+            model.to(device)  # type: ignore[arg-type]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise KnockoutError(f"{role} {models.names[role]}: cannot be loaded: {error}") from error
+    return ScoringModel(model, f"{role} {models.names[role]}", check)
+
+
+def _identity(models: Models, prompts: Sequence[Prompt], settings: MineSettings) -> dict[str, Any]:
+    """What the folder's rollouts and scores depend on."""
+    text = json.dumps([(p.source, p.doc_id, p.tokens, p.stop) for p in prompts])
+    return {
+        "models": {r: model_fingerprint(folder) for r, folder in models.folders.items()},
+        "n_prompts": len(prompts),
+        "prompts": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        **asdict(settings),
+    }
