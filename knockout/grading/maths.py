@@ -161,7 +161,10 @@ def _same_constant(gold: Any, answer: Any) -> bool:
     import sympy
 
     decimals = [bool(x.atoms(sympy.Float)) for x in (gold, answer)]
-    gold, answer = (sympy.nsimplify(x.doit(), rational=True) for x in (gold, answer))
+    gold, answer = (
+        x.xreplace({f: sympy.Rational(str(f)) for f in x.atoms(sympy.Float)}).doit()
+        for x in (gold, answer)
+    )
     if gold == answer:
         return True
     if any(x.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for x in (gold, answer)):

@@ -67,10 +67,11 @@ _UNITS = {
     "hour": "hr h", "minute": "min", "second": "sec s", "day": "", "week": "", "month": "",
     "year": "yr", "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
     "km": "kilometer kilometre", "inch": "inche in", "foot": "feet ft", "yard": "yd", "mile": "mi",
-    "g": "gram", "kg": "kilogram", "pound": "lb", "liter": "litre l", "mph": "miles per hour",
+    "g": "gram", "kg": "kilogram", "pound": "lb", "liter": "litre l", "mph": "",
     "unit": "", "square unit": "",
 }  # fmt: skip
 _ALIASES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
+_ALIASES["miles per hour"] = "mph"
 
 
 def read(latex: str) -> Answer | None:
