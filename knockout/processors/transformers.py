@@ -1,0 +1,70 @@
+"""The same bans and picks for users who call transformers' `generate` themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import LogitsProcessor
+
+from knockout.processors.batch import Batch
+from knockout.processors.rules import Rule, check_ids
+
+__all__ = ["KnockoutLogitsProcessor"]
+
+
+class KnockoutLogitsProcessor(LogitsProcessor):
+    """Bans tokens and makes coupled picks inside `model.generate(logits_processor=[...])`.
+
+    Coupled rules want `do_sample=False` (and no beams), so that generate takes our pick. One
+    object serves one call of `generate`.
+
+    Example:
+        >>> from knockout.processors import rule_from_extra_args
+        >>> rule = rule_from_extra_args({"knockout_ids": [3]})
+        >>> processor = KnockoutLogitsProcessor([rule])
+        >>> processor(torch.tensor([[1, 2]]), torch.zeros(1, 5)).tolist()
+        [[0.0, 0.0, 0.0, -inf, 0.0]]
+    """
+
+    def __init__(
+        self, rules: Sequence[Rule | None], attention_mask: torch.Tensor | None = None
+    ) -> None:
+        """Takes the rules of a batch.
+
+        Args:
+            rules: One for each row of the batch; None leaves a row untouched.
+            attention_mask: (B, T) of the prompts, where these are padded on the left: padding
+                does not count towards a token's position.
+        """
+        self._rules = list(rules)
+        self._padding = None if attention_mask is None else (attention_mask == 0).sum(dim=1)
+        self._batch: Batch | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Returns the scores with bans and picks applied.
+
+        Args:
+            input_ids: (B, T) all tokens so far, padding included.
+            scores: (B, V) logits.
+
+        Raises:
+            ValueError: The batch has another size than the rules, or an id is outside the logits.
+            KnockoutError: A coupled row is NaN or wholly banned.
+        """
+        if scores.shape[0] != len(self._rules):
+            raise ValueError(
+                f"{len(self._rules)} rules for {scores.shape[0]} rows; give one rule for each row "
+                "(beams and num_return_sequences make more rows)"
+            )
+        if self._batch is None:
+            for rule in self._rules:
+                if rule is not None:
+                    check_ids(rule.banned, width=scores.shape[1], where=f"{rule}: the ban")
+            self._batch = Batch(self._rules, scores.shape[1], scores.device)
+        positions = torch.full((len(self._rules),), input_ids.shape[1], device=scores.device)
+        if self._padding is not None:
+            positions -= self._padding.to(scores.device)
+        scores = scores.clone()
+        self._batch.apply_(scores, positions[self._batch.coupled_rows])
+        return scores
