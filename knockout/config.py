@@ -91,20 +91,22 @@ class EngineSettings(_Model):
     """`auto` takes vLLM where it is installed, else transformers."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
-    device: Text | None = handling(None)
-    """For example `cpu` or `cuda:1`; null lets the engine choose. Only used by transformers."""
     max_model_len: Count | None = outputs(None)
     """Longest prompt plus trajectory, in tokens; null for what the model allows."""
     max_num_seqs: Count = handling(64)
     """Trajectories generated at once."""
     gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] | None = handling(None)
-    """Share of GPU memory that vLLM may take; null for vLLM's own default."""
-    tensor_parallel_size: Count = handling(1)
-    """GPUs that share one copy of the model."""
+    """Share of GPU memory that vLLM may take; null for the engine's choice."""
+    tensor_parallel_size: Count | None = handling(None)
+    """GPUs that share one copy of the model (vLLM); null for one."""
+    block_size: Count | None = handling(None)
+    """Tokens in a block of vLLM's prefix cache; null for the engine's choice."""
+    kv_cache_gib: Annotated[Number, Field(gt=0)] | None = handling(None)
+    """Memory for vLLM's cache on a CPU, in GiB; null for the engine's choice."""
     enforce_eager: bool | None = handling(None)
     """Without compilation and CUDA graphs; null: eager on a CPU, compiled on a GPU."""
     options: dict[str, Any] = outputs(default_factory=dict)
-    """Further arguments for the engine's constructor, passed as they are."""
+    """Further arguments of vLLM's engine, passed as they are."""
 
 
 class SamplingSettings(_Model):
