@@ -105,7 +105,8 @@ class TransformersEngine:
                 )
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise KnockoutError(f"transformers cannot load model {model!r}: {error}") from error
-        self._model.to(self._device).eval()
+        torch.nn.Module.to(self._model, self._device)
+        torch.nn.Module.eval(self._model)
         text_config = self._model.config.get_text_config(decoder=True)
         longest = getattr(text_config, "max_position_embeddings", None)
         if max_model_len is not None and longest is not None and max_model_len > longest:
