@@ -250,10 +250,10 @@ class Grading(_Model):
 
     workers: Count = handling(1)
     """Processes."""
-    timeout_s: Annotated[Number, Field(gt=0)] = handling(15.0)
+    timeout_s: Annotated[Number, Field(gt=0)] = handling(10.0)
     """Seconds that grading one answer may take; then it counts as not graded, not as wrong."""
-    memory_mb: Count = handling(2048)
-    """Memory that a worker may take, in MiB."""
+    memory_mb: Annotated[int, Field(strict=True, ge=256)] = handling(4096)
+    """Address space that a worker may take, in MiB."""
 
 
 class BenchmarkSettings(_Model):

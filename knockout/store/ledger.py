@@ -243,15 +243,20 @@ class Ledger:
         """What the run was made with: its identity and other settings, as strings."""
         return dict(self.query("SELECT key, value FROM meta"))
 
-    def add_session(self, started: str, host: str, pid: int, record: dict[str, Any]) -> int:
+    def add_session(self, started: str, host: str, pid: int) -> int:
         """Notes that a process begins to work; returns the session's number."""
         with speaking(self.path), _transaction(self._db) as db:
-            values = (started, 0.0, host, pid, json.dumps(record, sort_keys=True, default=str))
             row = db.execute(
-                "INSERT INTO session (started, wall_s, host, pid, record) VALUES (?, ?, ?, ?, ?)",
-                values,
+                "INSERT INTO session (started, wall_s, host, pid, record) VALUES (?, 0.0, ?, ?, '{}')",
+                (started, host, pid),
             )
             return int(row.lastrowid or 0)
+
+    def describe_session(self, session: int, record: dict[str, Any]) -> None:
+        """Notes what a session runs with: versions, engine, settings."""
+        with speaking(self.path), _transaction(self._db) as db:
+            text = json.dumps(record, sort_keys=True, default=str)
+            db.execute("UPDATE session SET record = ? WHERE id = ?", (text, session))
 
     def set_wall(self, session: int, wall_s: float) -> None:
         """Notes how long a session has worked, in seconds."""

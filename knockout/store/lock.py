@@ -66,6 +66,24 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
+    def holder(self) -> str | None:
+        """Who works on the run directory now, or None; takes nothing."""
+        try:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = self._holder()
+            return f"process {found.get('pid', '?')} on {found.get('host', '?')}"
+        except OSError:
+            return None
+        finally:
+            os.close(self._file)
+            self._file = None
+        return None
+
     def _holder(self) -> dict[str, object]:
         assert self._file is not None
         try:

@@ -1,0 +1,184 @@
+"""Sweep files: what they may say, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from knockout import config
+from knockout.config import Sweep, identity_fields
+from knockout.errors import UsageError
+from knockout.identity import differences, digest, identity
+from knockout.sweepfile import dump_sweep, load_sweep, parse_sweep
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = """\
+model: smollm2-135m
+benchmarks: [a, {name: b, seeds: 8, sampling: {temperature: 1.0, max_tokens: null}, limit: null}]
+limit: 10
+sampling: {temperature: 0.5, top_k: 20, max_tokens: 64}
+candidates: {ids: [1, 2], sets: {pair: [3, " x"]}}
+"""
+MODELS = [
+    value
+    for value in vars(config).values()
+    if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == config.__name__
+    and not value.__name__.startswith("_")
+]  # fmt: skip
+
+
+def parse(text: str, *sets: str) -> Sweep:
+    return parse_sweep(text, "x.yaml", Path("/base"), sets)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+def test_examples_are_valid(path: Path) -> None:
+    load_sweep(path)
+
+
+def test_the_published_protocol() -> None:
+    sweep = load_sweep(EXAMPLES / "qwen3_rock_tokens.yaml")
+    assert (sweep.sampling.temperature, sweep.sampling.max_tokens, sweep.seeds) == (0.6, 16384, 3)
+    assert {entry.name for entry in sweep.benchmarks} == {
+        "knockout_math500", "knockout_aime24", "knockout_aime25", "knockout_hmmt25",
+        "knockout_ifeval",
+    }  # fmt: skip
+    assert sweep.candidates.controls is not None
+    assert sweep.candidates.file == sweep.candidates.controls.file == EXAMPLES / "rocks.csv"
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_every_field_is_classed_and_described(model: type[BaseModel]) -> None:
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict), f"{model.__name__}.{name}: outputs() or handling()?"
+        assert isinstance(extra["identity"], bool)
+        assert field.description, f"{model.__name__}.{name} has no docstring"
+
+
+def test_identity_holds_what_changes_outputs_only() -> None:
+    fields = identity_fields(parse(SMALL))
+    assert fields["sampling"]["temperature"] == 0.5
+    assert fields["benchmarks"][1]["sampling"]["temperature"] == 1.0
+    assert "max_num_seqs" not in fields["engine"]
+    assert not {"verdict", "grading", "audit", "data_dir", "candidates"} & fields.keys()
+
+
+def test_identity_differences_name_the_keys() -> None:
+    def record(sweep: Sweep, **changes: Any) -> dict[str, Any]:
+        given = {"model": "m", "tokenizer": "t", "benchmarks": [("a", "1")], "candidates": ()}
+        return identity(sweep, **(given | changes))
+
+    one = record(parse(SMALL))
+    assert (
+        differences(one, record(parse(SMALL, "verdict.alpha=0.1", "engine.max_num_seqs=2"))) == []
+    )
+    other = record(parse(SMALL, "sampling.temperature=0.7", "benchmarks.1.seeds=9"), model="n")
+    lines = differences(one, other)
+    assert lines == [
+        "benchmarks[1].seeds: 8 there, 9 here",
+        'model_fingerprint: "m" there, "n" here',
+        "sampling.temperature: 0.5 there, 0.7 here",
+    ]
+    assert digest(one) == digest(record(parse(SMALL, "audit=0.5"))) != digest(other)
+    assert differences(one, record(parse(SMALL), benchmarks=[("a", "2")])) == [
+        'benchmark_fingerprints.a: "1" there, "2" here'
+    ]
+
+
+def test_overrides_merge_and_null_overrides_too() -> None:
+    sweep = parse(SMALL)
+    plain, own = (sweep.settings(entry) for entry in sweep.benchmarks)
+    assert (plain.limit, plain.seeds, plain.sampling.temperature) == (10, 3, 0.5)
+    assert (own.limit, own.seeds) == (None, 8)
+    assert own.sampling.model_dump() == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": 20, "min_p": 0.0, "max_tokens": None,
+    }  # fmt: skip
+
+
+def test_resolved_file_reads_back_equal(tmp_path: Path) -> None:
+    sweep = parse(SMALL, "data_dir=data", "candidates.file=c.csv", "candidates.column=x")
+    assert sweep.data_dir == Path("/base/data")
+    again = parse_sweep(dump_sweep(sweep), "y.yaml", tmp_path)
+    assert again == sweep
+    assert [again.settings(e) for e in again.benchmarks] == [
+        sweep.settings(e) for e in sweep.benchmarks
+    ]
+
+
+def test_relative_paths_belong_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "s.yaml").write_text(SMALL.replace("smollm2-135m", "model") + "data_dir: ../d\n")
+    sweep = load_sweep(tmp_path / "s.yaml")
+    assert sweep.model == str(tmp_path / "model")
+    assert sweep.data_dir == tmp_path.parent / "d"
+
+
+def test_set_reaches_into_lists_and_new_mappings() -> None:
+    sweep = parse(SMALL, "benchmarks.0=c", "engine.kind=transformers", "sampling.top_p=0.9")
+    assert sweep.benchmarks[0].name == "c"
+    assert (sweep.engine.kind, sweep.sampling.top_p) == ("transformers", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("samplng: 1", "x.yaml:6: unknown key `samplng`; did you mean `sampling`?"),
+        ("chat: {tempalte: true}", "x.yaml:6: unknown key `chat.tempalte`; did you mean `template`?"),
+        ("engine: {zzz: 1}", "x.yaml:6: unknown key `engine.zzz`; known keys: kind, "),
+        ("seeds: true", "x.yaml:6: `seeds`: found True; expected a valid integer"),
+        ("seeds: 2.5", "x.yaml:6: `seeds`: found 2.5; expected a valid integer"),
+        ("seeds: 0", "x.yaml:6: `seeds`: found 0; expected greater than or equal to 1"),
+        ("audit: 2", "x.yaml:6: `audit`: found 2; expected less than or equal to 1"),
+        ("audit: .nan", "`audit`: found nan"),
+        ("strategy: fast", "x.yaml:6: `strategy`: found 'fast'; expected 'fork' or 'naive'"),
+        ("limit: 3", "x.yaml:6: found `limit` twice (first in line 3)"),
+        ("seeds: [", "not valid YAML"),
+        ("chat: {args: {a: !!python/name:os.system }}", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_complaints_name_line_key_and_value(extra: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(SMALL + extra + "\n")
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("sampling.temperature=0.001", "found 0.001; expected 0 (greedy) or at least 0.01"),
+        ("benchmarks.0.x=1", "`benchmarks.0` is 'a' and has no key `x`"),
+        ("benchmarks.7=x", "`benchmarks` is a list of 2; found `7`"),
+        ("benchmarks=[a, a]", "found the benchmark 'a' twice"),
+        ("benchmarks=[]", "`benchmarks`"),
+        ("candidates.ids=[true]", "`candidates.ids[0]`: found True"),
+        ("candidates.ids=['12']", "`candidates.ids[0]`: found '12'"),
+        ("candidates={ids: []}", "`candidates`: found `ids` is empty"),
+        ("candidates={}", "`candidates`: found nothing; expected a file, ids, strings or sets"),
+        ("candidates={ids: [1], column: x}", "`column` names a column of `file`"),
+        ("seeds", "expected key.path=value"),
+        ("seeds=[", "is not valid YAML"),
+    ],
+)
+def test_complaints_about_set(change: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(SMALL, change)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just text"])
+def test_other_yaml_is_no_sweep(text: str) -> None:
+    with pytest.raises(UsageError, match="expected keys"):
+        parse(text)
+
+
+def test_a_missing_or_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such sweep file"):
+        load_sweep(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_sweep(tmp_path / "b.yaml")
