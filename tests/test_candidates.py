@@ -1,0 +1,228 @@
+"""Candidate lists: what they resolve to, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from knockout.candidates import Resolved, Vocabulary, canary, display, family, resolve
+from knockout.config import CandidateSource
+from knockout.errors import UsageError
+
+CORPUS = ["wait Wait WAIT wait the cat . The cat waits , so the cat waited \n \n"] * 20
+SPECIAL = ["<|end|>", "<|turn|>", "<|reserved_0|>"]
+PADDING = 4
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=290,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
+    return Vocabulary(tokenizer, len(tokenizer) + PADDING, (0, 1))
+
+
+def from_source(vocabulary: Vocabulary, **source: Any) -> Resolved:
+    return resolve(CandidateSource.model_validate({"canary": False, **source}), vocabulary)
+
+
+def ids_of(found: Resolved) -> list[tuple[int, ...]]:
+    return [candidate.token_ids for candidate in found.candidates]
+
+
+def test_strings_keep_their_space(vocabulary: Vocabulary) -> None:
+    texts = ["the", " the", "\n", "."]
+    found = from_source(vocabulary, strings=texts)
+    assert [c.name for c in found.candidates] == ['"the"', '" the"', '"\\n"', '"."']
+    ids = [list(c.token_ids) for c in found.candidates]
+    assert [vocabulary.tokenizer.decode(i) for i in ids] == texts
+    assert ids[0] != ids[1]
+
+
+def test_a_family_is_all_single_token_variants(vocabulary: Vocabulary) -> None:
+    everything = {vocabulary.tokenizer.decode([i]): i for i in range(len(vocabulary.tokenizer))}
+    wanted = {"wait", " wait", "Wait", " Wait", "WAIT", " WAIT"}
+    expected = sorted(i for text, i in everything.items() if text in wanted)
+    assert len(expected) >= 3
+    found = from_source(vocabulary, strings=["wait"], family=True)
+    assert ids_of(found) == [tuple(expected)]
+    assert found.candidates[0].name == 'family "wait"'
+    assert family(" WAIT", vocabulary) == tuple(expected)
+
+
+def test_the_embedded_models_family_of_wait() -> None:
+    from knockout.vocabulary import open_vocabulary
+
+    _, tokenizer, smol = open_vocabulary("smollm2-135m")
+    assert family("wait", smol) == (5847, 14006, 22297, 33359)
+    assert smol.single(" exaggerated") == 24098
+    assert smol.single("exaggerated") is None
+    with pytest.raises(UsageError, match=r"is not one token but .* \+ "):
+        from_source(smol, strings=["exaggerated"])
+    # User text can be a special token.
+    assert tokenizer.encode("<|im_end|>") == [2]
+    with pytest.raises(UsageError, match="allow_eos"):
+        from_source(smol, strings=["<|im_end|>"])
+
+
+def test_sets_are_banned_together(vocabulary: Vocabulary) -> None:
+    token = vocabulary.single(" wait")
+    assert token is not None
+    found = from_source(vocabulary, sets={"mine": [250, " wait", 240]}, ids=[240])
+    assert ids_of(found) == [(240,), tuple(sorted([250, token, 240]))]
+    assert found.candidates[1].name == "mine"
+    assert len(found.candidates[1].tokens) == 3
+
+
+def test_the_canary_cannot_occur(vocabulary: Vocabulary) -> None:
+    width = vocabulary.width
+    assert canary(vocabulary).token_ids == (width - 1,)  # type: ignore[union-attr]
+    found = from_source(vocabulary, ids=[240, width - 1], canary=True)
+    assert found.candidates[-1].group == "canary"
+    assert found.candidates[-1].token_ids == (width - 2,)
+    snug = Vocabulary(vocabulary.tokenizer, len(vocabulary.tokenizer), (0,))
+    reserved = canary(snug)
+    assert reserved is not None
+    assert vocabulary.tokenizer.convert_ids_to_tokens(reserved.token_ids[0]) == "<|reserved_0|>"
+    assert canary(snug, taken=[2]) is None
+
+
+def test_padding_and_special_tokens_are_told(vocabulary: Vocabulary) -> None:
+    found = from_source(vocabulary, ids=[vocabulary.width - 1, 2])
+    assert "is padding of the vocabulary" in found.warnings[0]
+    assert "candidates.ids[0]" in found.warnings[0]
+
+
+def test_end_of_text_needs_a_yes_and_takes_all_its_twins(vocabulary: Vocabulary) -> None:
+    with pytest.raises(UsageError, match=r"candidates\.ids\[0\].*ends the text.*allow_eos"):
+        from_source(vocabulary, ids=[1])
+    found = from_source(vocabulary, ids=[1], allow_eos=True)
+    assert ids_of(found) == [(0, 1)]
+    assert any("max_tokens" in line for line in found.warnings)
+    assert any("one action" in line for line in found.warnings)
+    with pytest.raises(UsageError, match="token id 0 found twice"):
+        from_source(vocabulary, ids=[1, 0], allow_eos=True)
+
+
+def test_names_are_unique_where_texts_are_not(vocabulary: Vocabulary) -> None:
+    halves = [vocabulary.encode("é")[0], vocabulary.encode("ü")[1]]
+    found = from_source(vocabulary, ids=halves, sets={'" wait"': [240]}, strings=[" wait"])
+    names = [c.name for c in found.candidates]
+    assert len(set(names)) == 4
+    assert sum("#" in name for name in names) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(" the", '" the"'), ("\n", '"\\n"'), ("\u00a0", '"\\u00a0"'), ('"\\', '"\\"\\\\"'),
+     ("\U000e0001", '"\\udb40\\udc01"'), ("é½", '"é½"'), ("\u200b", '"\\u200b"')],
+)  # fmt: skip
+def test_display_reads_back_and_hides_nothing(text: str, shown: str) -> None:
+    assert display(text) == shown
+    assert json.loads(display(text)) == text
+
+
+def test_csv_and_parquet_columns(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    table = pd.DataFrame({"id": [240, 241, 242], "token": ["a", "b", "c"], "x": [0.5, 1, 2]})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_parquet(tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        found = from_source(vocabulary, file=tmp_path / name, column="id")
+        assert ids_of(found) == [(240,), (241,), (242,)]
+    (tmp_path / "two.csv").write_text("rock,ctrl\n240,250\n241,\n")
+    found = from_source(
+        vocabulary,
+        file=tmp_path / "two.csv",
+        column="rock",
+        controls={"file": tmp_path / "two.csv", "column": "ctrl"},
+    )
+    assert [(c.token_ids, c.group) for c in found.candidates] == [
+        ((240,), "candidate"), ((241,), "candidate"), ((250,), "control"),
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"t\.parquet: column x holds double"):
+        from_source(vocabulary, file=tmp_path / "t.parquet", column="x")
+    with pytest.raises(UsageError, match=r"t\.parquet: no column 'rock'; it has id, token, x"):
+        from_source(vocabulary, file=tmp_path / "t.parquet", column="rock")
+
+
+def test_a_text_file_of_strings(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text('" wait"\n\n.\n"\\n"\n"\\u0020the"\n', encoding="utf-8")
+    found = from_source(vocabulary, file=path)
+    texts = [vocabulary.tokenizer.decode(list(c.token_ids)) for c in found.candidates]
+    assert texts == [" wait", ".", "\n", " the"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "column", "message"),
+    [
+        ("a.json", "[240, true]", None, "a.json entry 2: found true; expected a token id"),
+        ("a.json", "[240.0]", None, "a.json entry 1: found 240.0"),
+        ("a.json", '["12"]', None, 'a.json entry 1: found "12"'),
+        ("a.json", "[null]", None, "a.json entry 1: found null"),
+        ("a.json", "{}", None, "a.json: found a dict; expected a list"),
+        ("a.json", "[1,\n 2", None, "a.json line 2: not valid JSON"),
+        ("a.json", "[]", None, "a.json: found no entries"),
+        ("a.json", "[-1]", None, "a.json entry 1: token id -1 is outside the vocabulary; expected 0 to"),
+        ("a.json", "[240, 99999]", None, "a.json entry 2: token id 99999 is outside"),
+        ("a.json", "[240, 241, 240]", None, "a.json entry 3: token id 240 found twice, first at"),
+        ("a.json", "[240]", "id", "a.json: found column: id; only CSV and Parquet"),
+        ("a.csv", "id,x\n240,1\n240.0,2\n", "id", "a.csv line 3, column id: found '240.0'"),
+        ("a.csv", "id,x\n,1\n240,2\n", "id", "a.csv line 2: found an empty cell"),
+        ("a.csv", "id,x\n", "id", "a.csv: found no entries"),
+        ("a.csv", "id,x\n1,2\n", "ix", "a.csv: no column 'ix'; it has id, x"),
+        ("a.csv", "id,x\n1,2\n", None, "a.csv: which column?"),
+        ("a.csv", "id,x\n²,2\n", "id", "found '²'"),
+        ("a.txt", "", None, "a.txt: found no entries"),
+        ("a.txt", ".\n the\n", None, "a.txt line 2: white space around 'the'"),
+        ("a.txt", '"\\q"\n', None, "a.txt line 1: \"\\q\" is not a JSON string"),
+        ("a.txt", '""\n', None, "a.txt line 1: found an empty string"),
+        ("a.txt", "zebra\n", None, 'a.txt line 1: "zebra" is not one token but '),
+        ("a.parquet", "no", "id", "a.parquet: not a Parquet file"),
+    ],
+)  # fmt: skip
+def test_complaints_name_file_and_row(
+    tmp_path: Path, vocabulary: Vocabulary, name: str, text: str, column: str | None, message: str
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        from_source(vocabulary, file=tmp_path / name, column=column)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(UsageError, match=r"none\.csv: no such file"):
+        from_source(vocabulary, file=tmp_path / "none.csv", column="x")
+
+
+def test_twice_across_sources_and_inside_a_set(vocabulary: Vocabulary) -> None:
+    with pytest.raises(
+        UsageError, match=r"candidates\.sets\.a: token id 240 found twice, first at "
+    ):
+        from_source(vocabulary, ids=[240], sets={"a": [240]})
+    with pytest.raises(UsageError, match=r"sets\.a\[1\]: token id 240 is in the set already"):
+        from_source(vocabulary, sets={"a": [240, 240]})
+    with pytest.raises(UsageError, match=r"sets\.a: found an empty set"):
+        from_source(vocabulary, sets={"a": []})
+
+
+def test_a_family_without_single_tokens(vocabulary: Vocabulary) -> None:
+    with pytest.raises(UsageError, match="no variant of it is one token"):
+        from_source(vocabulary, strings=["zebra"], family=True)
