@@ -1,0 +1,335 @@
+"""Does any cheap score predict a pillar? Rank correlations and AUC, with intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "SCORES",
+    "Estimate",
+    "auc",
+    "join_scores",
+    "kendall",
+    "orthogonality",
+    "read_scores",
+    "read_verdicts",
+    "spearman",
+]
+
+SCORES = (
+    "frequency",
+    "entropy",
+    "mean_kl",
+    "rock_score",
+    "rock_score_ctx",
+    "teacher_gap",
+    "efficiency_ratio",
+)
+"""Scores that are looked at by default, where the file has them."""
+
+# What published lists call our columns.
+_OTHER_NAMES = {
+    "token_id": ("rock_id",),
+    "frequency": ("rock_freq",),
+    "mean_kl": ("rock_mean_kl",),
+    "rock_score": ("rock_freq_mean",),
+}
+_SUMS = {"frequency", "rock_score", "rock_score_ctx", "total_kl", "persistent_kl"}
+
+
+class Estimate(NamedTuple):
+    """A statistic and its interval; NaN where the data say nothing."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+_NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan)
+
+
+def spearman(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95) -> Estimate:
+    """Spearman's ρ with an interval on Fisher's z scale.
+
+    The standard error is √((1 + ρ²/2) / (n − 3)) (Bonett and Wright, Psychometrika 65, 2000).
+
+    Args:
+        x: (n,).
+        y: (n,); pairs with a NaN are left out.
+        level: Of the interval.
+
+    Returns:
+        NaN with fewer than 4 pairs, or where one side is constant.
+    """
+    from scipy.stats import spearmanr
+
+    return _correlation(
+        spearmanr, x, y, level, lambda r, n: math.sqrt((1 + r * r / 2) / (n - 3)), 4
+    )
+
+
+def kendall(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95) -> Estimate:
+    """Kendall's τ_b with an interval on Fisher's z scale.
+
+    The standard error is √(0.437 / (n − 4)) (Fieller, Hartley and Pearson, Biometrika 44, 1957).
+
+    Args:
+        x: (n,).
+        y: (n,); pairs with a NaN are left out.
+        level: Of the interval.
+
+    Returns:
+        NaN with fewer than 5 pairs, or where one side is constant.
+    """
+    from scipy.stats import kendalltau
+
+    return _correlation(kendalltau, x, y, level, lambda _, n: math.sqrt(0.437 / (n - 4)), 5)
+
+
+def _correlation(measure: Any, x: Any, y: Any, level: float, error: Any, least: int) -> Estimate:
+    from scipy.stats import norm
+
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    known = ~(np.isnan(x) | np.isnan(y))
+    x, y = x[known], y[known]
+    n = len(x)
+    if n < least or (x == x[0]).all() or (y == y[0]).all():
+        return _NOTHING
+    found = measure(x, y)
+    value = float(found.statistic)
+    # At ±1 the z scale ends; half a rank's step inside keeps a width.
+    bounded = max(-1 + 1 / n**2, min(1 - 1 / n**2, value))
+    half = float(norm.ppf((1 + level) / 2)) * error(bounded, n)
+    z = math.atanh(bounded)
+    low, high = min(math.tanh(z - half), value), max(math.tanh(z + half), value)
+    return Estimate(value, low, high, float(found.pvalue))
+
+
+def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 0.95) -> Estimate:
+    """Area under the ROC curve: the chance that a positive scores higher than a negative.
+
+    The interval is Newcombe's fifth method (Statistics in Medicine 25, 2006, "Confidence intervals
+    for an effect size measure based on the Mann-Whitney statistic, part 2"): the areas θ with
+    |AUC − θ| ≤ z √V(θ), where V is Hanley and McNeil's variance. It stays inside [0, 1] and keeps a
+    width at 0 and 1, where an interval around the estimate has none. The p-value is
+    Mann-Whitney's, exact for small samples without ties.
+
+    Args:
+        score: (n,); NaN are left out.
+        positive: (n,).
+        level: Of the interval.
+
+    Returns:
+        NaN where there is no positive or no negative.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import mannwhitneyu, norm
+
+    score = np.asarray(score, dtype=np.float64)
+    known = ~np.isnan(score)
+    score, positive = score[known], np.asarray(positive, dtype=bool)[known]
+    m, n = int(positive.sum()), int((~positive).sum())
+    if not m or not n:
+        return _NOTHING
+    found = mannwhitneyu(score[positive], score[~positive])
+    area = float(found.statistic) / (m * n)
+    z2 = float(norm.ppf((1 + level) / 2)) ** 2
+    half = (m + n) / 2 - 1
+
+    def excess(theta: float) -> float:
+        """(AUC − θ)² − z² V(θ): below 0 inside the interval."""
+        variance = (
+            theta
+            * (1 - theta)
+            * (1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta))
+            / (m * n)
+        )
+        return (area - theta) ** 2 - z2 * variance
+
+    # At an end of [0, 1] the equation has a root at the end itself; the inner one is wanted.
+    inside = 1e-12
+    low = brentq(excess, 0.0 if area < 1 else inside, min(area, 1 - inside)) if area > 0 else 0.0
+    high = brentq(excess, max(area, inside), 1.0 if area > 0 else 1 - inside) if area < 1 else 1.0
+    return Estimate(area, float(low), float(high), float(found.pvalue))
+
+
+def read_scores(path: Path) -> pd.DataFrame:
+    """Reads a table of token scores: ours, a mined list, or a published rock list.
+
+    Args:
+        path: CSV or Parquet with the column `token_id` or `rock_id`.
+
+    Returns:
+        The table with our column names, one row per token id.
+
+    Raises:
+        UsageError: The file cannot be read, has no column of ids, or an id twice.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as a table: {error}") from None
+    names = {
+        other: ours
+        for ours, others in _OTHER_NAMES.items()
+        for other in others
+        if other in table and ours not in table
+    }
+    table = table.rename(columns=names)
+    if "token_id" not in table:
+        raise UsageError(
+            f"{path}: no column token_id or rock_id; it has {', '.join(map(str, table.columns))}"
+        )
+    twice = table["token_id"][table["token_id"].duplicated()]
+    if len(twice):
+        raise UsageError(f"{path}: token id {twice.iloc[0]} is there twice; expected one row each")
+    return table
+
+
+def read_verdicts(folder: Path) -> pd.DataFrame:
+    """Reads the verdicts of a run directory.
+
+    Returns:
+        The rows of `verdicts.json`, or of `verdicts.csv` where that is missing; `token_ids` as
+        lists of ids.
+
+    Raises:
+        UsageError: Neither file is there, or it has no verdict.
+    """
+    import pandas as pd
+
+    try:
+        if (folder / "verdicts.json").is_file():
+            rows = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
+            table = pd.DataFrame(rows)
+        else:
+            table = pd.read_csv(folder / "verdicts.csv")
+            ids = table["token_ids"].astype(str).map(lambda text: re.findall(r"\d+", text))
+            table["token_ids"] = ids.map(lambda found: [int(i) for i in found])
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder}: no verdicts.json and no verdicts.csv; expected the directory of a run"
+        ) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{folder}: its verdicts cannot be read: {error}") from None
+    lacking = {"benchmark", "token_ids", "delta", "verdict"} - set(table.columns)
+    if lacking or table.empty:
+        found = f"no {', '.join(sorted(lacking))}" if lacking else "no verdict"
+        raise UsageError(f"{folder}: found {found} in its verdicts")
+    return table
+
+
+def join_scores(verdicts: pd.DataFrame, scores: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Gives each verdict row the scores of its tokens.
+
+    A candidate of several tokens gets the sum of their sums (frequency, rock scores) and the
+    frequency-weighted mean of the rest. A token without a row has no score: NaN.
+
+    Args:
+        verdicts: Rows of `verdicts.csv`, with `token_ids` as lists of ids.
+        scores: `read_scores(...)`.
+        names: Columns of `scores` to join.
+
+    Returns:
+        A copy of verdicts with those columns.
+    """
+    table = scores.set_index("token_id")
+    joined = verdicts.copy()
+    parts = [table.reindex(list(ids)) for ids in verdicts["token_ids"]]
+    for name in names:
+        values = []
+        for part in parts:
+            column = part[name].to_numpy(dtype=np.float64)
+            if name in _SUMS or len(column) == 1:
+                values.append(float(column.sum()))
+            elif "frequency" in part:
+                weight = part["frequency"].to_numpy(dtype=np.float64)
+                values.append(float((column * weight).sum() / weight.sum()))
+            else:
+                values.append(float(column.mean()))
+        joined[name] = values
+    return joined
+
+
+def orthogonality(
+    joined: pd.DataFrame, names: Sequence[str], *, verdict: str = "verdict", level: float = 0.95
+) -> pd.DataFrame:
+    """Relates every score to |Δ| and to pillarhood, benchmark by benchmark.
+
+    Controls and the A/A row are left out where a column `group` marks them: they were not chosen
+    by a score.
+
+    Args:
+        joined: `join_scores(...)`.
+        names: Scores to look at.
+        verdict: Column that says `strong_pillar`.
+        level: Of the intervals.
+
+    Returns:
+        A row per benchmark and score: `benchmark`, `score`, `n` (candidates with that score),
+        `n_pillars`; for `spearman` and `kendall` (with |Δ|) and `auc` (of pillars against the
+        rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
+        NaN where there is too little to say it, for example no pillar.
+    """
+    import pandas as pd
+
+    if "group" in joined:
+        joined = joined[joined["group"] == "candidate"]
+    rows = []
+    for benchmark, part in joined.groupby("benchmark", sort=False):
+        effect = part["delta"].abs().to_numpy(dtype=np.float64)
+        pillar = (part[verdict] == "strong_pillar").to_numpy()
+        for name in names:
+            score = part[name].to_numpy(dtype=np.float64)
+            known = ~np.isnan(score)
+            row: dict[str, Any] = {
+                "benchmark": benchmark,
+                "score": name,
+                "n": int(known.sum()),
+                "n_pillars": int(pillar[known].sum()),
+            }
+            for label, found in (
+                ("spearman", spearman(score, effect, level)),
+                ("kendall", kendall(score, effect, level)),
+                ("auc", auc(score, pillar, level)),
+            ):
+                row |= {
+                    label: found.value,
+                    f"{label}_low": found.low,
+                    f"{label}_high": found.high,
+                    f"{label}_p": found.p_value,
+                }
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    for label in ("spearman", "kendall", "auc") if rows else ():
+        place = table.columns.get_loc(f"{label}_p")
+        table.insert(int(place) + 1, f"{label}_p_adjusted", _adjusted(table[f"{label}_p"]))  # type: ignore[arg-type]
+    return table
+
+
+def _adjusted(p_values: Any) -> NDArray[np.float64]:
+    """Benjamini-Hochberg over the p-values that exist."""
+    from scipy.stats import false_discovery_control
+
+    p = np.asarray(p_values, dtype=np.float64)
+    known = ~np.isnan(p)
+    adjusted = np.full(len(p), np.nan)
+    if known.any():
+        adjusted[known] = false_discovery_control(p[known])
+    return adjusted
