@@ -10,23 +10,33 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 import knockout
 from knockout.errors import KnockoutError
 from knockout.grading.grade import Grade
 from knockout.grading.graders import Grader
 
-__all__ = ["GraderPool"]
+__all__ = ["Graded", "GraderPool"]
 
 _START_LIMIT_S = 120.0
 _MOST_FAILED_STARTS = 3
+
+
+class Graded(Protocol):
+    """What the pool needs to know of a benchmark."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grader(self) -> Grader: ...
 
 
 class _Item(NamedTuple):
@@ -55,7 +65,7 @@ class GraderPool:
     priority, take no part in Ctrl-C, and end when the parent does.
 
     Args:
-        graders: Benchmark name to grader.
+        benchmarks: What has a `name` and a `grader`.
         workers: Number of processes; they start with the first item.
         timeout_s: Wall time for one item, in seconds.
         memory_mb: Address space of a worker, in MiB.
@@ -63,7 +73,7 @@ class GraderPool:
 
     def __init__(
         self,
-        graders: Mapping[str, Grader],
+        benchmarks: Iterable[Graded],
         *,
         workers: int = 1,
         timeout_s: float = 10.0,
@@ -71,9 +81,10 @@ class GraderPool:
     ) -> None:
         if workers < 1 or timeout_s <= 0 or memory_mb < 256:
             raise ValueError(f"{workers=} {timeout_s=} {memory_mb=}: need ≥ 1, > 0 and ≥ 256")
+        graders = {benchmark.name: benchmark.grader for benchmark in benchmarks}
         self._names = frozenset(graders)
         self._spec = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        pickle.dump(dict(graders), self._spec)
+        pickle.dump(graders, self._spec)
         self._spec.flush()
         self._n_workers = workers
         self._timeout_s = timeout_s

@@ -1,0 +1,92 @@
+"""Finding tasks: ours, the user's, and lm-eval's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import knockout
+from knockout.errors import UsageError
+
+__all__ = ["Leaf", "find_leaves", "own_tasks"]
+
+Leaf = tuple[str, dict[str, Any]]
+"""A task's name and what a group overrides in it."""
+
+
+def own_tasks() -> Path:
+    """The folder of this project's task files, for `lm_eval --include_path`."""
+    return (Path(knockout.__file__).parent / "tasks").resolve()
+
+
+def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:
+    """Returns lm-eval's task manager that knows a name, and the tasks that the name stands for.
+
+    Indexing all of lm-eval's tasks takes many seconds, so smaller indexes are tried first.
+
+    Raises:
+        UsageError: No task, group or tag has this name.
+    """
+    import lm_eval.tasks as stock
+
+    if include_path is not None and not include_path.is_dir():
+        raise UsageError(f"include_path: {include_path} is no folder; expected lm-eval task files")
+    paths = [own_tasks(), *([include_path] if include_path else [])]
+    stock_folder = Path(stock.__file__).parent
+    guesses = [stock_folder / guess for guess in {name, name.split("_")[0]}]
+    known: list[str] = []
+    for extra, defaults in ([], False), ([g for g in guesses if g.is_dir()], False), ([], True):
+        manager = stock.TaskManager(
+            include_path=[str(p) for p in (*extra, *paths)], include_defaults=defaults
+        )
+        leaves = list(_leaves(name, manager.task_index, {}))
+        if leaves and all(leaf in manager.task_index for leaf, _ in leaves):
+            return manager, leaves
+        if leaves and defaults:
+            missing = next(leaf for leaf, _ in leaves if leaf not in manager.task_index)
+            raise UsageError(f"{name}: the group names {missing!r}, which is no task")
+        known = manager.all_tasks
+    near = difflib.get_close_matches(name, known, n=3)
+    raise UsageError(
+        f"no benchmark {name!r} among lm-eval's tasks"
+        + (f" and those in {include_path}" if include_path else "")
+        + (f"; did you mean {' or '.join(near)}?" if near else "")
+        + _broken_files(include_path)
+    )
+
+
+def _leaves(name: str, index: Mapping[str, Any], overrides: dict[str, Any]) -> Iterator[Leaf]:
+    from lm_eval.tasks._index import Kind
+
+    entry = index.get(name)
+    if entry is None:
+        if overrides.get("task") == name or overrides.get("_member"):
+            yield name, overrides
+        return
+    if entry.kind is Kind.TAG:
+        for member in sorted(entry.tags):
+            yield from _leaves(member, index, overrides)
+    elif entry.kind is Kind.GROUP:
+        for member in (entry.cfg or {}).get("task") or []:
+            own = dict(member) if isinstance(member, dict) else {}
+            target = own.pop("group", None) or own.pop("task", None) or member
+            yield from _leaves(str(target), index, {**overrides, **own, "_member": True})
+    else:
+        yield name, {k: v for k, v in overrides.items() if k != "_member"}
+
+
+def _broken_files(folder: Path | None) -> str:
+    """lm-eval skips task files that it cannot read without a word; this names them."""
+    if folder is None:
+        return ""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    broken = []
+    for path in sorted(folder.rglob("*.yaml")):
+        try:
+            load_yaml(path, resolve_func=False)
+        except Exception as error:
+            broken.append(f"\n{path} cannot be read: {str(error).splitlines()[0]}")
+    return "".join(broken)

@@ -1,0 +1,266 @@
+"""Loading a benchmark: lm-eval's task, its prompts, its 0/1 metric and its grader."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knockout.benchmarks.data import hub_access, local_overrides
+from knockout.benchmarks.find import find_leaves
+from knockout.benchmarks.metric import choose_metric
+from knockout.benchmarks.prompts import chat_renderer, thinking_is_open
+from knockout.benchmarks.types import Benchmark, Chat, Problem
+from knockout.errors import KnockoutError, UsageError
+from knockout.grading.graders import Grader, IfevalGrader, MathsGrader, TaskGrader
+
+__all__ = ["load_benchmark"]
+
+_FEWSHOT_SEED = 1234  # lm-eval's own default
+_DEFAULT_THINK_END = "</think>"
+_ID_FIELDS = ("unique_id", "id", "key")
+_LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+_OWN_METRIC = {"maths": "exact_match", "integer": "exact_match", "ifeval": "prompt_level_strict_acc"}
+
+
+def load_benchmark(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    include_path: Path | None = None,
+    limit: int | None = None,
+    metric: str | None = None,
+    num_fewshot: int | None = None,
+    chat: Chat | None = None,
+    tokenizer: Any = None,
+) -> list[Benchmark]:
+    """Loads a task of lm-eval, or all tasks of a group or tag.
+
+    Args:
+        name: A generate_until task, a group or a tag.
+        data_dir: Folder with `<short name>.jsonl` files, read instead of the hub.
+        include_path: Folder with more task files; they win over others of the same name.
+        limit: First N documents; None for all.
+        metric: The 0/1 metric, "name" or "name,filter"; None for the default (`PREFERRED`).
+        num_fewshot: Worked examples in the prompt; None for the task's own number.
+        chat: How prompts are made; None for plain prompts.
+        tokenizer: For its chat template; may be None where `chat` is None.
+
+    Returns:
+        One benchmark a task, in the group's order.
+
+    Raises:
+        UsageError: No such task, or it cannot be used: it is not generate_until, its metric is
+            not 0/1, a record or a gold answer is wrong.
+        KnockoutError: Its data set cannot be reached.
+    """
+    from knockout.grading.ifeval import prepare
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"{name}: limit is {limit}; expected at least 1, or null for all")
+    prepare()  # importing lm-eval's ifeval must not try to download
+    with _quiet():
+        manager, leaves = find_leaves(name, include_path)
+        benchmarks = []
+        for leaf, overrides in leaves:
+            task = _build(manager, leaf, overrides, data_dir)
+            _requests(task, leaf, limit, num_fewshot, chat, tokenizer)
+            benchmarks.append(_benchmark(task, leaf, metric, chat))
+        return benchmarks
+
+
+def _build(manager: Any, name: str, overrides: dict[str, Any], data_dir: Path | None) -> Any:
+    entry = manager.task_index[name]
+    config = {**(entry.cfg or {}), **overrides}
+    kind = config.get("output_type", "generate_until")
+    if kind != "generate_until":
+        raise UsageError(
+            f"{name} is a {kind} task; a knockout needs answers that are generated: "
+            "choose a generate_until task"
+        )
+    overrides = {**overrides, **local_overrides(name, config, data_dir)}
+    if overrides.get("dataset_path") == "json" or config.get("dataset_path") == "json":
+        config["dataset_path"] = "json"
+    try:
+        with hub_access(name, config):
+            task = manager._factory.build(entry, overrides=overrides, registry=manager.task_index)
+    except KnockoutError:
+        raise
+    except Exception as error:  # a task file may run any code
+        raise KnockoutError(
+            f"{name}: lm-eval cannot load this task: {type(error).__name__}: {error}"
+        ) from error
+    if task.OUTPUT_TYPE != "generate_until":
+        raise UsageError(f"{name} is a {task.OUTPUT_TYPE} task; choose a generate_until task")
+    return task
+
+
+def _requests(
+    task: Any,
+    name: str,
+    limit: int | None,
+    num_fewshot: int | None,
+    chat: Chat | None,
+    tokenizer: Any,
+) -> None:
+    """Makes lm-eval build its requests: few-shot examples and chat template as it does them."""
+    if num_fewshot is not None:
+        task.set_config("num_fewshot", num_fewshot)
+    task.set_fewshot_seed(_FEWSHOT_SEED)
+    use_template = chat is not None and chat.template
+    if use_template and (tokenizer is None or not getattr(tokenizer, "chat_template", None)):
+        raise UsageError("the tokenizer has no chat template; set chat.template to false")
+    try:
+        task.build_all_requests(
+            limit=limit,
+            system_instruction=chat.system if chat else None,
+            apply_chat_template=use_template,
+            fewshot_as_multiturn=use_template,
+            chat_template=chat_renderer(tokenizer, chat) if chat and use_template else None,
+        )
+    except KnockoutError:
+        raise
+    except Exception as error:
+        raise KnockoutError(
+            f"{name}: its prompts cannot be built: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> Benchmark:
+    instances = task.instances
+    if len({i.doc_id for i in instances}) != len(instances):
+        raise UsageError(f"{name} asks several things of each document, which is not supported")
+    docs = [dict(instance.doc) for instance in instances]
+    problems = [
+        _problem(name, index, doc_id, instance)
+        for index, (doc_id, instance) in enumerate(zip(_doc_ids(docs, instances), instances, strict=True))
+    ]
+    think_end = (chat.think_end if chat else None) or _DEFAULT_THINK_END
+    think = _Thinking(think_end, any(thinking_is_open(p.prompt, think_end) for p in problems))
+    grader, chosen = _grader(task, name, docs, problems, metric, think)
+    facts = [chosen, *([p.doc_id, p.doc, p.prompt, p.stop, p.max_tokens] for p in problems)]
+    encoded = json.dumps([name, think.end, facts], sort_keys=True, default=repr).encode()
+    return Benchmark(name, chosen, problems, hashlib.sha256(encoded).hexdigest()[:32], grader)
+
+
+def _problem(name: str, index: int, doc_id: str, instance: Any) -> Problem:
+    prompt, kwargs = instance.args[:2]
+    if len(instance.args) > 2 or not isinstance(prompt, str):
+        raise UsageError(f"{name} needs more than text, which is not supported")
+    until = kwargs.get("until") or ()
+    stop = (until,) if isinstance(until, str) else tuple(str(s) for s in until if s)
+    length = next((int(kwargs[key]) for key in _LENGTH_KEYS if kwargs.get(key)), None)
+    return Problem(name, index, doc_id, dict(instance.doc), prompt, stop, length)
+
+
+def _doc_ids(docs: Sequence[dict[str, Any]], instances: Sequence[Any]) -> list[str]:
+    """The documents' own ids where they have unique ones, else their rows."""
+    for field in _ID_FIELDS:
+        ids = [str(doc[field]) for doc in docs if doc.get(field) is not None]
+        if len(set(ids)) == len(docs):
+            return ids
+    return [str(instance.doc_id) for instance in instances]
+
+
+@dataclass(frozen=True)
+class _Thinking:
+    end: str
+    is_open: bool
+
+
+def _grader(
+    task: Any,
+    name: str,
+    docs: list[dict[str, Any]],
+    problems: list[Problem],
+    metric: str | None,
+    think: _Thinking,
+) -> tuple[Grader, str]:
+    kind = str((task.config.metadata or {}).get("knockout_grader", ""))
+    if kind and metric in (None, _OWN_METRIC[kind]):
+        if kind == "ifeval":
+            _check_instructions(name, problems)
+            return IfevalGrader(docs, think.end, think.is_open), _OWN_METRIC[kind]
+        integer = kind == "integer"
+        _check_golds(name, problems, integer)
+        golds = [str(doc["answer"]) for doc in docs]
+        return MathsGrader(golds, integer, think.end, think.is_open), _OWN_METRIC[kind]
+    try:
+        chosen, filter_name = choose_metric(task, docs, metric)
+    except KnockoutError:
+        raise
+    except Exception as error:
+        raise KnockoutError(
+            f"{name}: its own grading fails on a made-up response: {type(error).__name__}: {error}"
+        ) from error
+    source = (task.config.metadata or {}).get("config_source")
+    grader = TaskGrader(
+        docs=docs,
+        yaml_path=Path(source) if source not in (None, "inline", "unknown") else None,
+        config=_plain(vars(task.config)),
+        metric=chosen,
+        filter_name=filter_name,
+        think_end=think.end,
+        think_open=think.is_open,
+    )
+    return grader, chosen if len(task._filters) == 1 else f"{chosen},{filter_name}"
+
+
+def _check_golds(name: str, problems: Sequence[Problem], integer: bool) -> None:
+    from knockout.grading.maths import check_gold
+
+    for problem in problems:
+        gold = str(problem.doc["answer"])
+        why = check_gold(gold, integer=integer)
+        if why:
+            raise UsageError(
+                f"{name}, row {problem.index} (id {problem.doc_id}): the gold answer {gold!r} "
+                f"cannot be graded against: {why}; correct the record"
+            )
+
+
+def _check_instructions(name: str, problems: Sequence[Problem]) -> None:
+    from knockout.grading.ifeval import check_doc, preflight
+
+    preflight()
+    for problem in problems:
+        why = check_doc(problem.doc)
+        if why:
+            raise UsageError(f"{name}, row {problem.index} (key {problem.doc_id}): {why}")
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """The values of a resolved configuration that can travel; functions stay in the task's file."""
+
+    def travels(value: Any) -> bool:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            return False
+        return value is not None
+
+    return {key: value for key, value in config.items() if travels(value)}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back lm-eval's and datasets' progress bars and remarks."""
+    import datasets
+
+    logger = logging.getLogger("lm_eval")
+    level, bars = logger.level, datasets.are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()
