@@ -1,0 +1,330 @@
+"""The ledger: what goes in comes out, and nothing torn, shared or damaged is taken for good."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knockout.candidates import Candidate
+from knockout.errors import KnockoutError, UsageError
+from knockout.store import (
+    INHERITED,
+    NOT_ASKED,
+    AuditRow,
+    BenchmarkRow,
+    CellKey,
+    CellRow,
+    ForkRow,
+    Ledger,
+    ProblemRow,
+    RunLock,
+    grade_cubes,
+    pack_ids,
+    totals,
+    unpack_ids,
+)
+from knockout.store.lock import filesystem_of, is_network
+
+CANDIDATES = [
+    Candidate("a", (1,), ('"a"',)),
+    Candidate("b", (2, 3), ('"b"', '"c"'), "control"),
+    Candidate("A/A", (9,), ("<padding 9>",), "canary"),
+]
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def new_ledger(folder: Path, n_problems: int = 2, n_seeds: int = 2) -> Ledger:
+    return Ledger.create(
+        folder / "run.db",
+        {"identity": "{}"},
+        CANDIDATES,
+        [BenchmarkRow("first", "acc", n_seeds, "f1"), BenchmarkRow("second", "acc", 1, "f2")],
+        [ProblemRow(0, i, f"doc {i}", "2+2? \ud800", ids(5, 6)) for i in range(n_problems)]
+        + [ProblemRow(1, 0, "x", "say", ids(7))],
+    )
+
+
+def cell(
+    key: CellKey, steps: tuple[int, ...], correct: int | None = 1, n: int = 4, finish: str = "stop"
+) -> CellRow:
+    grade = "failed" if finish == "error" else "ok"
+    tokens = np.arange(10, 10 + n, dtype=np.int32)
+    return CellRow(
+        key, 77, tokens, finish, correct, grade, "4", None, ids(*steps), n_early=0, n_checked=n
+    )
+
+
+def fork(
+    key: CellKey, candidate: int, step: int, correct: int | None = 0, finish: str = "stop"
+) -> ForkRow:
+    return ForkRow(key, candidate, step, ids(50, 51, 52), finish, correct, "ok", "5\udfff", None)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=200))
+def test_packed_ids_come_back(values: list[int]) -> None:
+    back = unpack_ids(pack_ids(np.array(values, dtype=np.int32)))
+    assert back.dtype == np.int32
+    assert back.tolist() == values
+
+
+def test_packed_ids_are_small() -> None:
+    rng = np.random.default_rng(0)
+    text = rng.zipf(1.3, 20_000).clip(max=150_000).astype(np.int32)
+    assert len(pack_ids(text)) < 0.9 * len(__import__("zlib").compress(text.tobytes(), 6))
+
+
+def test_damaged_ids_are_an_error() -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        unpack_ids(b"no zlib")
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit([cell(one, (2, INHERITED, INHERITED))], [fork(one, 0, 2)])
+        ledger.commit(
+            [cell(two, (INHERITED, 0, NOT_ASKED), correct=0)],
+            audits=[AuditRow(two, 0, -1, ids(1), "stop", None)],
+        )
+    with Ledger.open(tmp_path / "run.db") as ledger:
+        assert ledger.candidates == tuple(CANDIDATES)
+        assert [b.name for b in ledger.benchmarks] == ["first", "second"]
+        keys, steps = ledger.decided()
+        assert keys == [one, two]
+        assert steps.tolist() == [[2, -1, -1], [-1, 0, -2]]
+        assert ledger.unfinished() == {two: set()}
+        assert ledger.audited() == {(two, 0)}
+        assert ledger.trajectory(one).tolist() == [10, 11, 12, 13]
+        assert ledger.trajectory(one, 0).tolist() == [10, 11, 50, 51, 52]
+        assert ledger.trajectory(one, 1).tolist() == [10, 11, 12, 13]
+        with pytest.raises(KnockoutError, match="no trajectory"):
+            ledger.trajectory(CellKey(1, 0, 0))
+
+
+def test_counts(tmp_path: Path) -> None:
+    one, two, bad = CellKey(0, 0, 0), CellKey(0, 1, 1), CellKey(1, 0, 0)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit(
+            [
+                cell(one, (2, INHERITED, INHERITED)),
+                cell(two, (0, 1, INHERITED), correct=None, n=6, finish="length"),
+                cell(bad, (NOT_ASKED,) * 3, correct=None, n=0, finish="error"),
+            ],
+            [fork(one, 0, 2), fork(two, 0, 0, finish="error", correct=None)],
+            [
+                AuditRow(one, 1, 3, ids(10, 11, 12, 9), "stop", None),
+                AuditRow(one, 0, -1, ids(1, 2), "stop", None),
+                AuditRow(one, 2, -1, ids(), "error", "boom"),
+            ],
+        )
+        found = totals(ledger)
+        assert (found.cells, found.failed_cells, found.planned_cells) == (3, 1, 5)
+        assert (found.forks, found.failed_forks, found.owed_forks) == (2, 1, 1)
+        assert found.inherited == 3
+        assert found.tokens_generated == 4 + 6 + 0 + 3 + 3
+        # Baselines, their copies for the inherited ones, and the forks with their prefixes.
+        assert found.tokens_naive == (4 + 6) + (2 * 4 + 1 * 6) + (5 + 3)
+        assert (found.audited, found.fork_errors, found.failed_audits) == (2, 1, 1)
+        assert (found.unfinished, found.complete) == (1, False)
+        assert ledger.failed_forks() == {two: {0}}
+        assert ledger.forget_failures() == 3
+        after = totals(ledger)
+        assert (after.failed_cells, after.failed_forks, after.owed_forks) == (0, 0, 2)
+        assert ledger.query("SELECT COUNT(*) FROM generation") == [(3,)]
+
+
+def test_grades_as_arrays(tmp_path: Path) -> None:
+    one, two, timed_out = CellKey(0, 0, 0), CellKey(0, 1, 1), CellKey(0, 0, 1)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit(
+            [
+                cell(one, (2, INHERITED, INHERITED)),
+                cell(two, (0, 1, NOT_ASKED), correct=0),
+                cell(timed_out, (INHERITED,) * 3, correct=None),
+            ],
+            [fork(one, 0, 2, correct=0), fork(two, 0, 0, correct=1), fork(two, 1, 1, correct=None)],
+        )
+        first, second = grade_cubes(ledger)
+    assert first.problem_ids == ("doc 0", "doc 1")
+    assert first.baseline.tolist() == [[1, -1], [-1, 0]]
+    assert first.knockout[0].tolist() == [[0, -1], [-1, 1]]
+    assert first.knockout[1].tolist() == [[1, -1], [-1, -1]]
+    assert first.knockout[2].tolist() == [[1, -1], [-1, -1]]
+    assert first.forked[0].tolist() == [[True, False], [False, True]]
+    assert [c.group for c in first.candidates] == ["candidate", "control", "canary"]
+    assert second.baseline.tolist() == [[-1]]
+
+
+def test_regrading_needs_no_generation(tmp_path: Path) -> None:
+    key = CellKey(0, 0, 0)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit([cell(key, (2, -1, -1), correct=None)], [fork(key, 0, 2)])
+        ledger.regrade([(key, None, 1, "ok", "four"), (key, 0, 1, "ok", "five")])
+        (cube, _) = grade_cubes(ledger)
+        assert cube.baseline[0, 0] == 1
+        assert cube.knockout[:, 0, 0].tolist() == [1, 1, 1]
+        rows = ledger.query("SELECT candidate, extracted FROM generation ORDER BY candidate")
+        assert rows == [(-1, "four"), (0, "five")]
+
+
+def test_a_failed_commit_leaves_nothing(tmp_path: Path) -> None:
+    key = CellKey(0, 0, 0)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit([cell(key, (2, -1, -1))])
+        with pytest.raises(KnockoutError):
+            ledger.commit([cell(CellKey(0, 1, 0), (-1, -1, -1)), cell(key, (2, -1, -1))])
+        assert ledger.decided()[0] == [key]
+        ledger.commit([cell(CellKey(0, 1, 0), (-1, -1, -1))])
+
+
+def _fill_until_refused(folder: Path, answers: multiprocessing.Queue) -> None:
+    """In a process of its own: a limit on file sizes stands for a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    ledger = new_ledger(folder, n_problems=400)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+    rng = np.random.default_rng(0)
+    done = 0
+    try:
+        for p in range(400):
+            tokens = rng.integers(0, 50_000, 4000).astype(np.int32)
+            key = CellKey(0, p, 0)
+            row = CellRow(key, 1, tokens, "stop", 1, "ok", None, None, ids(-1, -1, -1))
+            ledger.commit([row])
+            done += 1
+    except KnockoutError as error:
+        answers.put((done, str(error)))
+
+
+def test_a_full_disk_is_told_and_loses_nothing_committed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    worker = context.Process(target=_fill_until_refused, args=(tmp_path, answers))
+    worker.start()
+    done, message = answers.get(timeout=60)
+    worker.join()
+    assert done > 0
+    assert "What was committed is safe" in message
+    with Ledger.open(tmp_path / "run.db", write=True) as ledger:
+        assert len(ledger.decided()[0]) == done
+
+
+def test_a_process_killed_while_writing_leaves_a_valid_ledger(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    for delay in (0.0, 0.02, 0.05):
+        folder = tmp_path / str(delay)
+        folder.mkdir()
+        ready = context.Event()
+        worker = context.Process(target=_write_for_ever, args=(folder, ready))
+        worker.start()
+        assert ready.wait(60)
+        time.sleep(delay)
+        os.kill(worker.pid, signal.SIGKILL)  # type: ignore[arg-type]
+        worker.join()
+        with RunLock(folder), Ledger.open(folder / "run.db", write=True) as ledger:
+            keys, _ = ledger.decided()
+            assert keys == [CellKey(0, p, 0) for p in range(len(keys))]
+            assert len(keys) > 0
+            assert totals(ledger).forks == len(keys)
+
+
+def _write_for_ever(folder: Path, ready: object) -> None:
+    with RunLock(folder):
+        ledger = new_ledger(folder, n_problems=100_000)
+        for p in range(100_000):
+            key = CellKey(0, p, 0)
+            ledger.commit([cell(key, (2, -1, -1))], [fork(key, 0, 2)])
+            ready.set()  # type: ignore[attr-defined]
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    with new_ledger(tmp_path, n_problems=500) as ledger:
+        ledger.commit([cell(CellKey(0, p, 0), (-1, -1, -1), n=50) for p in range(500)])
+    path = tmp_path / "run.db"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size - 4096)
+        file.write(b"\xff" * 4096)
+    with pytest.raises(KnockoutError, match="damaged"):
+        Ledger.open(path, write=True)
+    path.write_bytes(b"not a database at all, but long enough to be read as one" * 100)
+    with pytest.raises(KnockoutError, match="damaged"):
+        Ledger.open(path)
+
+
+def test_other_formats_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run here"):
+        Ledger.open(tmp_path / "run.db")
+    new_ledger(tmp_path).close()
+    assert Ledger.is_begun(tmp_path / "run.db")
+    db = sqlite3.connect(tmp_path / "run.db")
+    db.execute("PRAGMA user_version = 999")
+    db.close()
+    with pytest.raises(UsageError, match="format 999"):
+        Ledger.open(tmp_path / "run.db")
+    (tmp_path / "empty.db").touch()
+    assert not Ledger.is_begun(tmp_path / "empty.db")
+    assert not Ledger.is_begun(tmp_path / "none.db")
+
+
+def test_reading_beside_the_writer(tmp_path: Path) -> None:
+    with new_ledger(tmp_path) as writer, Ledger.open(tmp_path / "run.db") as reader:
+        assert totals(reader).cells == 0
+        writer.commit([cell(CellKey(0, 0, 0), (-1, -1, -1))])
+        assert totals(reader).cells == 1
+        with pytest.raises(KnockoutError):
+            reader.commit([cell(CellKey(0, 1, 0), (-1, -1, -1))])
+
+
+def test_the_journal_fits_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_ledger(tmp_path) as ledger:
+        assert ledger.journal_mode == "wal"
+        assert ledger.query("PRAGMA journal_mode") == [("wal",)]
+    monkeypatch.setattr("knockout.store.ledger.filesystem_of", lambda _: "nfs4")
+    with Ledger.open(tmp_path / "run.db", write=True) as ledger:
+        assert ledger.journal_mode == "delete"
+        assert ledger.query("PRAGMA synchronous") == [(2,)]
+        ledger.commit([cell(CellKey(0, 0, 0), (-1, -1, -1))])
+    assert [is_network(k) for k in ("nfs", "nfs4", "cifs", "fuse.sshfs", "ext4", "tmpfs", "")] == [
+        True, True, True, True, False, False, False,
+    ]  # fmt: skip
+    assert filesystem_of(tmp_path)
+
+
+def _hold(folder: Path, ready: object) -> None:
+    with RunLock(folder):
+        ready.set()  # type: ignore[attr-defined]
+        time.sleep(60)
+
+
+def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    first = context.Process(target=_hold, args=(tmp_path, ready))
+    first.start()
+    assert ready.wait(60)
+    with pytest.raises(UsageError) as caught, RunLock(tmp_path):
+        pass
+    assert f"process {first.pid} on {socket.gethostname()}" in str(caught.value)
+    assert RunLock(tmp_path).holder() == f"process {first.pid} on {socket.gethostname()}"
+    first.kill()
+    first.join()
+    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == first.pid
+    assert RunLock(tmp_path).holder() is None
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    assert (tmp_path / "run.lock").read_text() == ""
