@@ -21,11 +21,19 @@ _DEFAULTS: dict[str, Any] = {
     "max_model_len": None,
     "max_num_seqs": None,
     "gpu_memory_utilization": None,
-    "tensor_parallel_size": 1,
+    "tensor_parallel_size": None,
+    "block_size": None,
+    "kv_cache_gib": None,
     "enforce_eager": None,
     "options": {},
 }
-_VLLM_ONLY = ("gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+_VLLM_ONLY = (
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "block_size",
+    "kv_cache_gib",
+    "enforce_eager",
+)
 
 
 def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers"]:
@@ -56,7 +64,8 @@ def open_engine(
         model: "smollm2-135m" (embedded), a checkpoint folder or a hub name.
         settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
             `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
-            `tensor_parallel_size`, `enforce_eager` and `options` (see `config.EngineSettings`).
+            `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager` and `options`
+            (see `config.EngineSettings`).
             A missing one keeps the engine's own default.
         seed: The engine's own; the noise of requests comes from their own seeds.
         trust_remote_code: Whether code that comes with the model may run; also an entry of
