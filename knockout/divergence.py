@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from knockout.sampling import Sampling, gumbel
 
-__all__ = ["Divergences", "find_divergences", "logprobs_needed"]
+__all__ = ["Divergences", "find_divergences", "first_pick", "logprobs_needed"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -107,7 +107,7 @@ def find_divergences(
         ValueError: The settings truncate and no lists were given, or shapes do not fit.
     """
     emitted: Ints = np.asarray(tokens, dtype=np.int64)
-    picked = _first_pick(emitted, bans)
+    picked = first_pick(emitted, bans)
     never = len(emitted)
     early = np.zeros(len(bans), dtype=bool)
     if not sampling.truncates or not never:
@@ -140,8 +140,16 @@ def find_divergences(
     )
 
 
-def _first_pick(tokens: Ints, bans: Sequence[Sequence[int]]) -> Ints:
-    """(C,) first step at which a token of the ban was picked, T where none was."""
+def first_pick(tokens: Ints, bans: Sequence[Sequence[int]]) -> Ints:
+    """First step at which each ban's token was picked.
+
+    Args:
+        tokens: (T,) int64.
+        bans: C sets of token ids, none of them empty.
+
+    Returns:
+        (C,) int64 steps, T where none was picked.
+    """
     if not bans:
         return np.empty(0, dtype=np.int64)
     never = len(tokens)

@@ -1,0 +1,120 @@
+"""`knockout plan`: cost and power before anything is generated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from knockout.errors import UsageError
+
+if TYPE_CHECKING:
+    from knockout.planning import Forecast
+
+__all__ = ["plan"]
+
+
+def plan(
+    sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep file.")],
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline", help="Run directory whose baselines say how often tokens occur."
+        ),
+    ] = None,
+    frequencies: Annotated[
+        Path | None,
+        typer.Option("--frequencies", help="CSV or Parquet with how often each token occurs."),
+    ] = None,
+    ids_column: Annotated[
+        str, typer.Option("--ids-column", help="Its column of token ids.")
+    ] = "rock_id",
+    frequency_column: Annotated[
+        str, typer.Option("--frequency-column", help="Its column of counts.")
+    ] = "rock_freq",
+    per: Annotated[
+        float, typer.Option("--per", help="Trajectories over which they were counted.")
+    ] = 500.0,
+    tokens_per_s: Annotated[
+        float, typer.Option("--tokens-per-s", help="Speed of the engine.")
+    ] = 1000.0,
+    mean_tokens: Annotated[
+        float | None,
+        typer.Option("--mean-tokens", help="Expected trajectory length; half of max_tokens else."),
+    ] = None,
+    pass1: Annotated[
+        float, typer.Option("--pass1", min=0, max=1, help="Expected Pass@1 of the baseline.")
+    ] = 0.5,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Put a value over the sweep file's."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Predicts cells, forks, tokens, hours, and the smallest effect that can be seen."""
+    from knockout.planning import Assumptions, forecast, rates_from_file, read_baselines
+    from knockout.run import prepare
+    from knockout.sweepfile import load_sweep
+
+    if tokens_per_s <= 0 or per <= 0 or (mean_tokens is not None and mean_tokens <= 0):
+        raise UsageError("--tokens-per-s, --per and --mean-tokens must be above 0")
+    prepared = prepare(load_sweep(sweep, sets or []))
+    bans = [c.token_ids for c in prepared.plan.candidates if c.group != "canary"]
+    rates = None
+    if frequencies is not None:
+        rates = rates_from_file(frequencies, frequency_column, ids_column, per, bans)
+    assumed = Assumptions(mean_tokens, pass1, tokens_per_s, rates)
+    known = read_baselines(baseline) if baseline is not None else None
+    found = forecast(prepared, assumed, known)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Forecast) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from knockout.planning import SEEDS
+
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    cost = Table(title=f"Cost of {found.n_candidates} candidates", title_justify="left")
+    cost.add_column("benchmark")
+    for name in ("problems", "seeds", "cells", "length", "forks", "tokens", "naively", "from"):
+        cost.add_column(name, justify="right", no_wrap=True)
+    for b in found.benchmarks:
+        cost.add_row(
+            b.name, str(b.n_problems), str(b.n_seeds), f"{b.n_cells:,}", f"{b.mean_tokens:,.0f}",
+            f"{b.forks:,.0f}", f"{b.tokens:,.0f}", f"{b.tokens_naive:,.0f}", b.source,
+        )  # fmt: skip
+    console.print(cost)
+    print(
+        f"{found.tokens:,.0f} tokens to generate, {found.hours:,.1f} hours at "
+        f"{found.tokens_per_s:g} tokens/s; {found.tokens_naive:,.0f} with full re-runs"
+    )
+    if any(b.source == "bound" for b in found.benchmarks):
+        print(
+            "How often the candidates occur is not known, so every knockout is taken to be "
+            "generated whole: give --frequencies, or --baseline with an earlier run."
+        )
+    power = Table(
+        title="Smallest |Δ| seen with 80 % power, nominal / corrected over all candidates",
+        title_justify="left",
+    )
+    power.add_column("seeds", justify="right")
+    for b in found.benchmarks:
+        power.add_column(b.name, justify="right", no_wrap=True)
+    for i, seeds in enumerate(SEEDS):
+        power.add_row(
+            str(seeds),
+            *(f"{_effect(b.mde_nominal[i])} / {_effect(b.mde_fdr[i])}" for b in found.benchmarks),
+        )
+    console.print(power)
+
+
+def _effect(value: float) -> str:
+    return "none" if value != value else f"{value:.3f}"
