@@ -16,7 +16,9 @@ __all__ = ["atomic_path", "write_text"]
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary file beside `path` that takes its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+    )
     os.close(descriptor)
     temporary = Path(name)
     try:

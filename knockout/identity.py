@@ -11,7 +11,13 @@ from typing import Any
 from knockout.candidates import Candidate
 from knockout.config import Sweep, identity_fields
 
-__all__ = ["IDENTITY_VERSION", "differences", "identity", "model_fingerprint", "tokenizer_fingerprint"]
+__all__ = [
+    "IDENTITY_VERSION",
+    "differences",
+    "identity",
+    "model_fingerprint",
+    "tokenizer_fingerprint",
+]
 
 IDENTITY_VERSION = 1
 

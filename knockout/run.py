@@ -274,7 +274,7 @@ def _work(prepared: Prepared, ledger: Ledger, rounds: Sequence[Round]) -> bool:
         ledger.describe_session(session, _session_record(engine, sweep))
         state = totals(ledger)
         pool = GraderPool(
-            {benchmark.name: benchmark.grader for benchmark in prepared.benchmarks},
+            prepared.benchmarks,
             workers=sweep.grading.workers,
             timeout_s=sweep.grading.timeout_s,
             memory_mb=sweep.grading.memory_mb,
