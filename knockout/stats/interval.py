@@ -44,11 +44,8 @@ def mean_interval(tally: Tally, p_values: Floats, alpha: float = 0.05) -> tuple[
         (C,) lower and upper limits, NaN where there are fewer than two units. They exclude 0
         exactly where p < alpha and touch it where p = alpha.
     """
-    values = tally.values
     n = tally.n.astype(np.float64)
-    total = tally.counts @ values
-    size = tally.counts @ np.abs(values)
-    square = tally.counts @ np.square(values)
+    total, size, square = tally.moments()
     z = float(stats.norm.isf(alpha / 2))
 
     sign = np.where(total < 0, -1.0, 1.0)

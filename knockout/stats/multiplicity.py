@@ -59,15 +59,16 @@ def ebh(e_values: ArrayLike, alpha: float, m: int | None = None) -> NDArray[np.b
     when the e-values come from e-processes (Wang & Ramdas, JRSS-B 84, 2022).
 
     Args:
-        e_values: (C,) e-values; NaN counts as 0.
+        e_values: (C,) e-values, NaN where there is none: never rejected.
         alpha: Rate.
-        m: Planned number of hypotheses; None counts the e-values.
+        m: Planned number of hypotheses; None counts all C.
 
     Returns:
         (C,) True where rejected.
     """
-    e = np.nan_to_num(np.asarray(e_values, dtype=np.float64), nan=0.0, posinf=np.inf)
-    m = _planned(len(e), m)
+    e = np.asarray(e_values, dtype=np.float64)
+    m = len(e) if m is None else _planned(int((~np.isnan(e)).sum()), m)
+    e = np.where(np.isnan(e), 0.0, e)
     ordered = np.sort(e)[::-1]
     passes = np.flatnonzero(ordered * np.arange(1, len(e) + 1) * alpha >= m * (1 - 1e-12))
     if not len(passes):

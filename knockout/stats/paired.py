@@ -9,6 +9,7 @@ number independent of the order of problems and seeds, and makes 200 candidates 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,10 +75,27 @@ class Tally:
         """(C,) units."""
         return np.asarray(self.counts.sum(axis=1), dtype=np.int64)
 
+    def moments(self) -> tuple[Floats, Floats, Floats]:
+        """(C,) Σd, Σ|d| and Σd² over units, from whole numbers where they fit."""
+        common = math.lcm(*(int(d) for d in np.unique(self.denominators)))
+        if common <= 1_000_000:
+            whole = self.numerators * (common // self.denominators)
+            return (
+                (self.counts @ whole) / common,
+                (self.counts @ np.abs(whole)) / common,
+                (self.counts @ whole**2) / common**2,
+            )
+        terms = self.counts * self.values
+        return (
+            terms.sum(axis=1),
+            np.abs(terms).sum(axis=1),
+            (terms * self.values).sum(axis=1),
+        )
+
     def mean(self) -> Floats:
         """(C,) Δ, the mean difference over units; NaN where there is none."""
         n = self.n
-        return np.where(n > 0, self.counts @ self.values / np.maximum(n, 1), np.nan)
+        return np.where(n > 0, self.moments()[0] / np.maximum(n, 1), np.nan)
 
     def merge(self, other: Tally) -> Tally:
         """Both sets of units together, for the same candidates in the same order."""

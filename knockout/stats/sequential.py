@@ -1,0 +1,310 @@
+"""Racing: verdicts that stay valid when one looks after every round of seeds.
+
+An e-value is a bet against a hypothesis that cannot be expected to win: E[e] ≤ 1 if it is true.
+e ≥ 1/alpha rejects at level alpha. The bets here are capital processes for a bounded mean
+(Waudby-Smith & Ramdas, JRSS-B 86, 2024): against "Δ ≥ δ", a unit with difference d multiplies the
+capital by 1 − λ(d − δ), 0 < λ ≤ 1/(1 − δ), and the capital is averaged over a fixed set of λ
+(the method of mixtures), so that no order of problems and no tuning enters.
+
+**Why a whole round may be bet on at once.** Problems of one benchmark differ in their Δ_p, so
+cells are not draws with one mean. They are independent given the problems (each cell has its own
+seed), hence for a fixed λ a round's product has expectation Π_p (1 − λ(Δ_p − δ)), which is at most
+(1 − λ(Δ − δ))^P ≤ 1 whenever the mean Δ of the Δ_p is ≥ δ, by the inequality of arithmetic and
+geometric means. No order of cells is needed, and an inherited cell, d = 0, is known for free.
+
+*Target `benchmark`* (these problems): rounds are independent given the problems, so the capital
+is multiplied from round to round and is a supermartingale. Valid at every stopping time by
+Ville's inequality.
+
+*Target `population`* (problems are a sample): repeats of a problem are no new draws and must not
+be multiplied. At round r each problem has its mean over r seeds, in [−1, 1], and problems are
+independent draws: the product over problems is an e-value E_r. A look at round r adds w_r E_r to
+the evidence, with weights fixed beforehand that sum to 1. The running sum never shrinks and its
+expectation at the last planned round is ≤ 1, hence at every stopping time too. The price is a
+factor of at most the number of planned rounds, log(16) = 2.8 units of log-evidence.
+
+With several candidates, e-BH (Wang & Ramdas 2022) needs nothing but E[e] ≤ 1 for each: it holds
+under any dependence and with a different stopping time for each candidate. A settled candidate's
+e-value is frozen, so what was once rejected stays rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from .multiplicity import ebh
+from .paired import Floats, Pairs, Tally, pair, tally_problems
+
+__all__ = ["BETS", "Settlement", "confidence_sequence", "log_capital", "settle"]
+
+BETS: Floats = np.concatenate([2.0 ** (-np.arange(8, 0, -1) / 2), [0.8, 0.86, 0.92, 0.96, 0.98]])
+"""The λ of the mixture, as shares of the largest admissible one: small ones for small effects among
+many differing cells, large ones for the many units that do not differ at all."""
+
+Status = Literal["open", "pillar", "stumbling_block", "equivalent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Where each of C candidates stands after the rounds that were run.
+
+    Attributes:
+        status: (C,) "pillar", "stumbling_block", "equivalent" or "open".
+        settled_round: (C,) int64, the round (from 1) after which it was settled; 0 while open.
+        rounds: (C,) int64, rounds whose grades count: up to the settling one, else all.
+        log_pillar: (C,) log e-value against Δ ≥ 0 over those rounds.
+        log_stumbling: (C,) the same against Δ ≤ 0.
+        log_equivalent: (C,) the same against |Δ| ≥ margin.
+    """
+
+    status: tuple[Status, ...]
+    settled_round: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    log_pillar: Floats
+    log_stumbling: Floats
+    log_equivalent: Floats
+
+    @property
+    def p_values(self) -> Floats:
+        """(C,) p-values of Δ = 0 that hold at any stopping time: 2 / the larger one-sided e."""
+        log_e = np.maximum(self.log_pillar, self.log_stumbling)
+        return np.asarray(np.exp(np.minimum(np.log(2) - log_e, 0.0)))
+
+
+def log_capital(tally: Tally, null: float | Floats, side: Literal["below", "above"]) -> Floats:
+    """Log e-value of one batch of independent units.
+
+    Args:
+        tally: Differences of C candidates, each in [−1, 1].
+        null: δ in (−1, 1), one or (C,).
+        side: "below" bets that Δ < δ, against "Δ ≥ δ"; "above" bets against "Δ ≤ δ".
+
+    Returns:
+        (C,) log of the capital averaged over `BETS`.
+    """
+    return np.asarray(_mixed(_log_bets(tally, null, side)))
+
+
+def settle(
+    baseline: NDArray[np.int8],
+    knockout: NDArray[np.int8],
+    *,
+    rule: Literal["fdr", "nominal"] = "fdr",
+    alpha: float = 0.05,
+    margin: float = 0.02,
+    target: Literal["population", "benchmark"] = "population",
+    m: int | None = None,
+    max_rounds: int | None = None,
+    counted: NDArray[np.bool_] | None = None,
+) -> Settlement:
+    """Settles what can be settled after each round of seeds, replayed from the first.
+
+    The outcome follows from the grades alone, so an interrupted run that resumes settles the
+    same candidates at the same rounds. Grades of a candidate after its settling round are ignored.
+
+    Args:
+        baseline: (P, R) int8 grades of R rounds, −1 missing.
+        knockout: (C, P, R) int8 grades, −1 missing. Call it with complete rounds only: a cell
+            still being generated looks like one that failed.
+        rule: "fdr": effects by e-BH over candidates, both directions together as 2m hypotheses;
+            equivalence by e-BH of its own. "nominal": e ≥ 2/alpha for effects and e ≥ 1/alpha for
+            equivalence, each candidate by itself.
+        alpha: Error rate, of each of the two families of claims.
+        margin: Equivalence margin, in (0, 1); see |Δ| < margin.
+        target: See the module's docstring.
+        m: Planned candidates; None counts those here.
+        max_rounds: Planned rounds, fixed before the first (target `population` only);
+            None takes R. Rounds beyond it are ignored there.
+        counted: (C,) bool, False for rows that are no hypotheses (canaries): they stay open.
+
+    Returns:
+        The settlement after the last round.
+
+    Raises:
+        ValueError: for a margin outside (0, 1), or fewer planned candidates than are here.
+    """
+    if not 0 < margin < 1:
+        raise ValueError(f"margin is {margin}, expected a number between 0 and 1")
+    n_candidates, _, n_rounds = knockout.shape
+    last = n_rounds if max_rounds is None else max_rounds
+    if target == "population":
+        n_rounds = min(n_rounds, last)
+    hypotheses = np.ones(n_candidates, dtype=np.bool_) if counted is None else counted
+    family = int(hypotheses.sum()) if m is None else m
+    if family < hypotheses.sum():
+        raise ValueError(f"{family} candidates were planned but {hypotheses.sum()} are here")
+
+    race = _Race(target, last, margin, n_candidates)
+    status = np.zeros(n_candidates, dtype=np.int64)
+    settled = np.zeros(n_candidates, dtype=np.int64)
+    evidence = np.full((4, n_candidates), -np.inf)
+    for r in range(1, n_rounds + 1):
+        going = settled == 0
+        fresh = race.advance(baseline, knockout, r)
+        evidence[:, going] = fresh[:, going]
+        live = np.where(hypotheses, evidence, np.nan)
+        # A candidate makes one kind of claim: counting it in both families would lower the
+        # threshold of the others by a rejection that is never reported.
+        effects = np.where((status == 3) & hypotheses, -np.inf, live[:2])
+        pillar, stumbling = _claims(effects, rule, alpha, family)
+        for code, claim in ((1, pillar), (2, stumbling)):
+            new = claim & (settled == 0)
+            status[new], settled[new] = code, r
+        same = np.where((status == 1) | (status == 2), -np.inf, live[2:].min(axis=0))
+        new = _claims(same[None], rule, alpha, family)[0] & (settled == 0)
+        status[new], settled[new] = 3, r
+    names: tuple[Status, ...] = ("open", "pillar", "stumbling_block", "equivalent")
+    return Settlement(
+        status=tuple(names[code] for code in status),
+        settled_round=settled,
+        rounds=np.where(settled > 0, settled, n_rounds),
+        log_pillar=evidence[0],
+        log_stumbling=evidence[1],
+        log_equivalent=np.minimum(evidence[2], evidence[3]),
+    )
+
+
+def confidence_sequence(
+    baseline: NDArray[np.int8],
+    knockout: NDArray[np.int8],
+    rounds: NDArray[np.int64],
+    *,
+    alpha: float = 0.05,
+    target: Literal["population", "benchmark"] = "population",
+    max_rounds: int | None = None,
+) -> tuple[Floats, Floats]:
+    """Interval of Δ that holds at every stopping time: the δ that no bet has refuted.
+
+    Args:
+        baseline: (P, R) int8 grades.
+        knockout: (C, P, R) int8 grades.
+        rounds: (C,) rounds that count for each candidate (`Settlement.rounds`).
+        alpha: Error rate, half on each side.
+        target: As in `settle`.
+        max_rounds: As in `settle`.
+
+    Returns:
+        (C,) lower and upper limits in [−1, 1].
+    """
+    n_candidates, _, n_rounds = knockout.shape
+    last = n_rounds if max_rounds is None else max_rounds
+    tallies = [_look(baseline, knockout, r, target) for r in range(1, n_rounds + 1)]
+    goal = np.log(2 / alpha)
+
+    def excess(null: float | Floats, side: Literal["below", "above"]) -> Floats:
+        """(C,) log evidence against each candidate's δ, above what refutes it."""
+        looks = np.full(n_candidates, -np.inf)
+        product = np.zeros((n_candidates, len(BETS)))
+        for r, tally in enumerate(tallies, start=1):
+            bets = _log_bets(tally, null, side)
+            active = r <= rounds
+            if target == "benchmark":
+                product = np.where(active[:, None], product + bets, product)
+            else:
+                sums = np.logaddexp(looks, _mixed(bets) - np.log(last))
+                looks = np.where(active, sums, looks)
+        return np.asarray((_mixed(product) if target == "benchmark" else looks) - goal)
+
+    return _edge(excess, n_candidates, "above"), _edge(excess, n_candidates, "below")
+
+
+def _edge(
+    excess: Callable[[float | Floats, Literal["below", "above"]], Floats],
+    n_candidates: int,
+    side: Literal["below", "above"],
+) -> Floats:
+    """The outermost δ that is refuted from one side: a grid shared by all, then the Illinois rule.
+
+    Evidence grows with δ's distance, so a bracket is kept; the refuted end is returned, which
+    leaves the interval valid whatever the remaining width.
+    """
+    sense = 1.0 if side == "below" else -1.0
+    kept, gone = np.full(n_candidates, -sense), np.full(n_candidates, sense)
+    under, over = np.full(n_candidates, -np.inf), np.full(n_candidates, np.inf)
+    for null in sense * np.linspace(-1, 1, 65)[1:-1]:
+        value = excess(null, side)
+        refuted = value >= 0
+        first = refuted & np.isinf(over)
+        gone, over = np.where(first, null, gone), np.where(first, value, over)
+        kept, under = np.where(refuted, kept, null), np.where(refuted, under, value)
+    for _ in range(8):
+        with np.errstate(invalid="ignore"):
+            secant = gone - over * (gone - kept) / (over - under)
+        middle = np.where(np.isfinite(secant), secant, (kept + gone) / 2)
+        value = excess(middle, side)
+        refuted = value >= 0
+        # An end that stays put gets half its weight, or one of them would never move.
+        under, over = np.where(refuted, under / 2, value), np.where(refuted, value, over / 2)
+        kept, gone = np.where(refuted, kept, middle), np.where(refuted, middle, gone)
+    return gone
+
+
+class _Race:
+    """Evidence of every candidate, round by round, as if none stopped."""
+
+    def __init__(self, target: str, last: int, margin: float, n_candidates: int) -> None:
+        self.target = target
+        self.last = last
+        self.nulls: tuple[tuple[float, Literal["below", "above"]], ...] = (
+            (0.0, "below"),
+            (0.0, "above"),
+            (margin, "below"),
+            (-margin, "above"),
+        )
+        self.capital = np.zeros((4, n_candidates, len(BETS)))
+        self.looks = np.full((4, n_candidates), -np.inf)
+
+    def advance(self, baseline: NDArray[np.int8], knockout: NDArray[np.int8], r: int) -> Floats:
+        """(4, C) log e-values after round r."""
+        tally = _look(baseline, knockout, r, self.target)
+        bets = np.stack([_log_bets(tally, null, side) for null, side in self.nulls])
+        if self.target == "benchmark":
+            self.capital += bets
+            return _mixed(self.capital)
+        self.looks = np.logaddexp(self.looks, _mixed(bets) - np.log(self.last))
+        return self.looks
+
+
+def _look(baseline: NDArray[np.int8], knockout: NDArray[np.int8], r: int, target: str) -> Tally:
+    """What round r bets on: its own cells, or each problem's mean over the rounds so far."""
+    first = r - 1 if target == "benchmark" else 0
+    pairs: Pairs = pair(baseline[:, first:r], knockout[:, :, first:r])
+    return tally_problems(pairs)
+
+
+def _log_bets(tally: Tally, null: float | Floats, side: str) -> Floats:
+    """(C, G) log capital of each bet after one batch of units."""
+    sense = 1.0 if side == "below" else -1.0
+    delta = sense * np.atleast_1d(np.asarray(null, dtype=np.float64))
+    largest = 1 / (1 - delta)
+    moves = sense * tally.values[None, :] - delta[:, None]  # (1 or C, A)
+    scaled = BETS[None, :] * largest[:, None]  # (1 or C, G)
+    factors = 1 - scaled[:, None, :] * moves[:, :, None]
+    logs = np.zeros_like(factors)
+    if len(delta) == 1:
+        np.log(np.maximum(factors, 1e-300), out=logs)
+        return np.asarray(np.einsum("ca,ag->cg", tally.counts, logs[0]))
+    seen = np.broadcast_to((tally.counts > 0)[:, :, None], factors.shape)
+    np.log(np.maximum(factors, 1e-300), out=logs, where=seen)
+    return np.asarray(np.einsum("ca,cag->cg", tally.counts, logs))
+
+
+def _mixed(bets: Floats) -> Floats:
+    """Log of the mean capital over the bets (last axis)."""
+    return np.asarray(special.logsumexp(bets, axis=-1) - np.log(bets.shape[-1]))
+
+
+def _claims(log_e: Floats, rule: str, alpha: float, family: int) -> NDArray[np.bool_]:
+    """Which of (sides, C) hypotheses fall: by e-BH over all, or each candidate by itself."""
+    sides = len(log_e)
+    with np.errstate(over="ignore"):
+        e = np.exp(log_e)
+    if rule == "nominal":
+        return np.asarray(e * alpha >= sides * (1 - 1e-12), dtype=np.bool_)
+    return ebh(e.ravel(), alpha, sides * family).reshape(e.shape)

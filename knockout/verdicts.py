@@ -1,0 +1,433 @@
+"""From grades to the verdict table: the only place that knows the table's columns.
+
+Every number is computed from whole-number tallies without random draws, so the same grades make
+the same table, byte for byte, in any order of problems. See `knockout.stats` for the methods.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.files import write_text
+from knockout.grades import CandidateInfo, GradeCube
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from knockout.stats.paired import Tally
+    from knockout.stats.sequential import Settlement
+
+__all__ = ["COLUMNS", "POOLED", "build_verdicts", "settle_cube", "verdict_records", "write_verdicts"]
+
+Rule = Literal["fdr", "nominal"]
+Target = Literal["population", "benchmark"]
+
+POOLED = "pooled"
+"""The benchmark name of rows over all benchmarks together."""
+
+COLUMNS = (
+    "benchmark",
+    "candidate",
+    "group",
+    "token_ids",
+    "tokens",
+    "n_problems",
+    "n_seeds",
+    "pass1_baseline",
+    "pass1_knockout",
+    "delta",
+    "ci_low",
+    "ci_high",
+    "p_value",
+    "p_adjusted",
+    "p_holm",
+    "p_by",
+    "mde",
+    "verdict",
+    "verdict_nominal",
+    "verdict_fdr",
+    "evidence",
+    "n_forked",
+    "n_inherited",
+    "n_missing",
+    "n_differing_cells",
+    "won",
+    "lost",
+    "settled_round",
+    "settled_as",
+    "reason",
+)
+
+_TIE = 1e-9
+"""Relative slack when a p-value meets its level, so that rounding never decides a verdict."""
+
+
+def build_verdicts(
+    cubes: Sequence[GradeCube],
+    *,
+    rule: Rule = "fdr",
+    alpha: float = 0.05,
+    margin: float = 0.02,
+    target: Target = "population",
+    m_planned: int | None = None,
+    max_rounds: int | None = None,
+    rounds_done: int | Mapping[str, int] | None = None,
+) -> pd.DataFrame:
+    """The verdict table: a row per benchmark and candidate, then pooled rows.
+
+    Args:
+        cubes: One per benchmark. Pooled rows are made where there are two or more, for the
+            candidates that all of them share; every problem weighs the same there, so a large
+            benchmark weighs more than a small one.
+        rule: Which rule fills `verdict`; `verdict_nominal` and `verdict_fdr` are always there.
+        alpha: Level of the verdicts, and 1 − the confidence level of the intervals.
+        margin: A neutral candidate is `equivalent` where its interval lies inside ± margin.
+        target: "population": problems are a sample. "benchmark": these very problems, only the
+            sampling noise counts; needs two seeds. A cell is the unit there, with or without
+            siblings, so after failures Δ is the mean over cells.
+        m_planned: Planned hypotheses per benchmark (candidates and controls, not canaries); None
+            counts those in the cube. One without data counts as p = 1.
+        max_rounds: Planned rounds of an adaptive sweep; None for a fixed one. Then p-values,
+            intervals and verdicts are those of `stats.sequential`, valid at any stopping time.
+        rounds_done: Complete rounds of an adaptive sweep, for all benchmarks or by name; None
+            takes every seed with a baseline grade.
+
+    Returns:
+        The frame with `COLUMNS`. Where a number cannot be had it is NaN and `reason` says why.
+
+    Raises:
+        ValueError: if `m_planned` is below the number of hypotheses here, or a level or margin is
+            outside (0, 1).
+    """
+    import pandas as pd
+
+    for name, value in (("alpha", alpha), ("margin", margin)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} is {value}, expected a number between 0 and 1")
+    blocks: list[tuple[_Block, _Tests, Settlement | None]] = []
+    for cube in cubes:
+        settled = None
+        if max_rounds is not None:
+            settled = settle_cube(
+                cube,
+                _rounds(cube, rounds_done),
+                rule=rule,
+                alpha=alpha,
+                margin=margin,
+                target=target,
+                m_planned=m_planned,
+                max_rounds=max_rounds,
+            )
+        block = _block(cube, target, settled)
+        tests = (
+            _test(block, alpha)
+            if settled is None
+            else _race(cube, settled, alpha, target, max_rounds)
+        )
+        blocks.append((block, tests, settled))
+    if len(blocks) >= 2:
+        pooled = _pool([block for block, _, _ in blocks], target, adaptive=max_rounds is not None)
+        if pooled.candidates:
+            blocks.append((pooled, _test(pooled, alpha), None))
+    tables = [
+        _judge(block, tests, settled, rule=rule, alpha=alpha, margin=margin, m_planned=m_planned)
+        for block, tests, settled in blocks
+    ]
+    columns = {name: [value for table in tables for value in table[name]] for name in COLUMNS}
+    # Names may hold what Arrow's strings cannot, such as half a surrogate pair.
+    names = pd.Series(columns["candidate"], dtype=object)
+    return pd.DataFrame({**columns, "candidate": names}, columns=list(COLUMNS))
+
+
+def settle_cube(
+    cube: GradeCube,
+    rounds_done: int,
+    *,
+    rule: Rule = "fdr",
+    alpha: float = 0.05,
+    margin: float = 0.02,
+    target: Target = "population",
+    m_planned: int | None = None,
+    max_rounds: int | None = None,
+) -> Settlement:
+    """Which candidates of a benchmark are settled after so many complete rounds (seeds).
+
+    The scheduler calls this after each round and makes no more forks for what is not "open".
+    Canaries are never settled. See `knockout.stats.sequential.settle` for arguments and proof.
+    """
+    from knockout.stats.sequential import settle
+
+    return settle(
+        cube.baseline[:, :rounds_done],
+        cube.knockout[:, :, :rounds_done],
+        rule=rule,
+        alpha=alpha,
+        margin=margin,
+        target=target,
+        m=m_planned,
+        max_rounds=max_rounds or len(cube.seeds),
+        counted=_counted(cube.candidates),
+    )
+
+
+def verdict_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as plain values for JSON: ten significant digits, None for what is missing."""
+    return [
+        {name: _plain(value) for name, value in zip(frame.columns, row, strict=True)}
+        for row in frame.itertuples(index=False)
+    ]
+
+
+def write_verdicts(frame: pd.DataFrame, csv_path: Path, json_path: Path) -> None:
+    """Writes both files, each whole or not at all.
+
+    Numbers carry ten significant digits; a missing one is empty in CSV and null in JSON.
+    """
+    records = verdict_records(frame)
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(frame.columns)
+    rows.writerows([_cell(value) for value in record.values()] for record in records)
+    write_text(csv_path, table.getvalue())
+    body = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    write_text(json_path, f"[\n{body}\n]\n" if records else "[]\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What the rows of one benchmark are made from; every array is (C,)."""
+
+    name: str
+    candidates: tuple[CandidateInfo, ...]
+    tally: Tally
+    reasons: list[str]  # why there is no test; "" where there is one
+    counts: dict[str, NDArray[np.int64]]  # columns that are plain counts
+    base: NDArray[np.float64]  # baseline grades added up over the tally's units
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    p: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def _block(cube: GradeCube, target: Target, settled: Settlement | None) -> _Block:
+    from knockout.stats.paired import pair, tally_cells, tally_problems
+
+    knockout = cube.knockout
+    c, p, s = knockout.shape
+    rounds = np.full(c, s, dtype=np.int64) if settled is None else settled.rounds
+    if settled is not None:
+        played = np.arange(s) < rounds[:, None]
+        knockout = np.where(played[:, None, :], knockout, np.int8(-1))
+    pairs = pair(cube.baseline, knockout)
+    graded = knockout >= 0
+    forked = np.count_nonzero(graded & cube.forked, axis=(1, 2))
+    n_pairs = pairs.n.sum(axis=1)
+    if target == "benchmark":
+        tally, base = tally_cells(pairs), pairs.base.sum(axis=1).astype(np.float64)
+    else:
+        tally = tally_problems(pairs)
+        base = np.zeros(c)
+        for n in range(1, s + 1):  # by number of pairs, so that no order of problems enters
+            base += np.where(pairs.n == n, pairs.base, 0).sum(axis=1) / n
+    counts = {
+        "n_problems": np.count_nonzero(pairs.n, axis=1),
+        "n_seeds": rounds,
+        "n_forked": forked,
+        "n_inherited": np.count_nonzero(graded, axis=(1, 2)) - forked,
+        "n_missing": p * rounds - n_pairs,
+        "won": pairs.won.sum(axis=1),
+        "lost": pairs.lost.sum(axis=1),
+    }
+    reasons = []
+    for n, repeats in zip(n_pairs.tolist(), pairs.n.max(axis=1, initial=0).tolist(), strict=True):
+        if n == 0:
+            reasons.append("no cell has both grades")
+        elif target == "benchmark" and repeats < 2 and settled is None:
+            reasons.append("target benchmark needs two seeds of a problem")
+        else:
+            reasons.append("")
+    return _Block(cube.benchmark, cube.candidates, tally, reasons, counts, base)
+
+
+def _pool(blocks: list[_Block], target: Target, *, adaptive: bool) -> _Block:
+    """All problems of all benchmarks as one sample, for the candidates that all blocks share."""
+    from knockout.stats.paired import Tally
+
+    shared = set.intersection(*({c.name for c in block.candidates} for block in blocks))
+    keep = [c for c in blocks[0].candidates if c.name in shared]
+    why = ""
+    if adaptive:
+        why = "racing settles each benchmark by itself"
+    elif (
+        target == "benchmark" and len({int(b.counts["n_seeds"].max(initial=0)) for b in blocks}) > 1
+    ):
+        why = "target benchmark does not pool different numbers of seeds"
+    tally: Tally | None = None
+    base = np.zeros(len(keep))
+    counts: dict[str, NDArray[np.int64]] = {}
+    for block in blocks:
+        place = {c.name: i for i, c in enumerate(block.candidates)}
+        order = [place[c.name] for c in keep]
+        part = Tally(block.tally.numerators, block.tally.denominators, block.tally.counts[order])
+        tally = part if tally is None else tally.merge(part)
+        base = base + block.base[order]
+        for key, values in block.counts.items():
+            mine = values[order]
+            merge = np.minimum if key == "n_seeds" else np.add
+            counts[key] = merge(counts[key], mine) if key in counts else mine
+    assert tally is not None
+    reasons = [why or ("" if n else "no cell has both grades") for n in tally.n.tolist()]
+    return _Block(POOLED, tuple(keep), tally, reasons, counts, base)
+
+
+def _test(block: _Block, alpha: float) -> _Tests:
+    """p-values and intervals of a fixed design."""
+    from knockout.stats.interval import mean_interval
+    from knockout.stats.signflip import signflip_p
+
+    p = signflip_p(block.tally)
+    return _Tests(p, *mean_interval(block.tally, p, alpha))
+
+
+def _race(
+    cube: GradeCube, settled: Settlement, alpha: float, target: Target, max_rounds: int | None
+) -> _Tests:
+    """p-values and intervals that hold at any stopping time."""
+    from knockout.stats.sequential import confidence_sequence
+
+    done = int(settled.rounds.max(initial=0))
+    low, high = confidence_sequence(
+        cube.baseline[:, :done],
+        cube.knockout[:, :, :done],
+        settled.rounds,
+        alpha=alpha,
+        target=target,
+        max_rounds=max_rounds,
+    )
+    return _Tests(settled.p_values, low, high)
+
+
+def _judge(
+    block: _Block,
+    tests: _Tests,
+    settled: Settlement | None,
+    *,
+    rule: Rule,
+    alpha: float,
+    margin: float,
+    m_planned: int | None,
+) -> dict[str, list[Any]]:
+    """The rows of one block, as columns."""
+    from knockout.stats.multiplicity import adjust_bh, adjust_by, adjust_holm
+    from knockout.stats.power import mde_of_tally
+
+    tally, reasons = block.tally, list(block.reasons)
+    testable = np.array([not reason for reason in reasons], dtype=np.bool_)
+    bounded = testable & (block.counts["n_problems"] >= 2)
+    for i in np.flatnonzero(testable & ~bounded):
+        reasons[i] = "one problem has no interval"
+    p = np.where(testable, tests.p, np.nan)
+    low, high = (np.where(bounded, x, np.nan) for x in (tests.low, tests.high))
+    delta = tally.mean()
+
+    counted = _counted(block.candidates)
+    bh, holm, by = (p.copy() for _ in range(3))  # a canary is no hypothesis and keeps its p
+    bh[counted] = adjust_bh(p[counted], m_planned)
+    holm[counted] = adjust_holm(p[counted], m_planned)
+    by[counted] = adjust_by(p[counted], m_planned)
+
+    level = alpha * (1 + _TIE)
+    names = {"nominal": _strong(delta, p <= level), "fdr": _strong(delta, bh <= level)}
+    same = (low > -margin) & (high < margin)
+    if settled is not None:
+        raced = {"pillar": "strong_pillar", "stumbling_block": "strong_stumbling_block"}
+        names[rule] = [raced.get(status, "neutral") for status in settled.status]
+        same |= np.array([status == "equivalent" for status in settled.status], dtype=np.bool_)
+    verdict = names[rule]
+
+    # The level that one more discovery would have to reach.
+    family = int(counted.sum()) if m_planned is None else m_planned
+    found = int((bh[counted] <= level).sum())
+    share = 1.0 if rule == "nominal" else min(1.0, (found + 1) / max(family, 1))
+    units = np.maximum(tally.n, 1)
+    base = np.where(tally.n > 0, block.base / units, np.nan)
+    columns: dict[str, Any] = {
+        "benchmark": [block.name] * len(p),
+        "candidate": [c.name for c in block.candidates],
+        "group": [c.group for c in block.candidates],
+        "token_ids": [list(c.token_ids) for c in block.candidates],
+        "tokens": [list(c.tokens) for c in block.candidates],
+        "pass1_baseline": base,
+        "pass1_knockout": np.clip(np.round(base + delta, 12), 0, 1),
+        "delta": delta,
+        "ci_low": low,
+        "ci_high": high,
+        "p_value": p,
+        "p_adjusted": bh,
+        "p_holm": holm,
+        "p_by": by,
+        "mde": np.where(testable, mde_of_tally(tally, alpha * share), np.nan),
+        "verdict": verdict,
+        "verdict_nominal": names["nominal"],
+        "verdict_fdr": names["fdr"],
+        "evidence": [
+            "effect" if v != "neutral" else "equivalent" if inside else "undetermined"
+            for v, inside in zip(verdict, same.tolist(), strict=True)
+        ],
+        **block.counts,
+        "n_differing_cells": block.counts["won"] + block.counts["lost"],
+        "settled_round": [0] * len(p) if settled is None else settled.settled_round,
+        "settled_as": [""] * len(p) if settled is None else list(settled.status),
+        "reason": reasons,
+    }
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in columns.items()}
+
+
+def _strong(delta: NDArray[np.float64], significant: NDArray[np.bool_]) -> list[str]:
+    return [
+        "neutral" if not yes else "strong_pillar" if d < 0 else "strong_stumbling_block"
+        for d, yes in zip(delta.tolist(), significant.tolist(), strict=True)
+    ]
+
+
+def _counted(candidates: Sequence[CandidateInfo]) -> NDArray[np.bool_]:
+    return np.array([c.group != "canary" for c in candidates], dtype=np.bool_)
+
+
+def _rounds(cube: GradeCube, done: int | Mapping[str, int] | None) -> int:
+    if isinstance(done, int):
+        return done
+    if done is not None and cube.benchmark in done:
+        return done[cube.benchmark]
+    played = np.flatnonzero((cube.baseline >= 0).any(axis=0))
+    return int(played[-1]) + 1 if len(played) else 0
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: ten significant digits, None for NaN."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.10g}") + 0.0
+    return value
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
