@@ -1,0 +1,201 @@
+"""What a step trains on, skips and logs, against whole logits and the weights' own functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from knockout.errors import UsageError
+from knockout.training import (
+    Constant,
+    FollowKL,
+    Head,
+    budget_weights,
+    freeze_weights,
+    random_windows,
+    reverse_kl,
+)
+from knockout.training.selection import Selection, Selector, StepLoss
+
+B, T, H, V = 3, 14, 8, 19
+FREEZE, PILLARS = (3, 4, 5, 6), (6, 7)
+
+
+class Batch:
+    """Random states and heads, labels with prompts and padding, and the KL of whole logits."""
+
+    def __init__(self, seed: int = 0) -> None:
+        make = torch.Generator().manual_seed(seed)
+        draw = lambda *shape: torch.randn(*shape, generator=make)  # noqa: E731
+        self.labels = torch.randint(V, (B, T), generator=make)
+        self.labels[0, :2] = self.labels[1, 9:] = self.labels[2, 12:] = -100
+        self.student_hidden = draw(B, T, H).requires_grad_()
+        self.student_head = Head(draw(V, H).requires_grad_())
+        self.teacher_hidden = draw(B, T, H)
+        self.teacher_head = Head(draw(V, H))
+        self.kl = reverse_kl(
+            self.student_hidden @ self.student_head.weight.T,
+            self.teacher_hidden @ self.teacher_head.weight.T,
+        )
+
+    def run(self, selector: Selector, **kwargs: Any) -> StepLoss:
+        return selector.loss(
+            self.labels,
+            self.student_hidden,
+            self.student_head,
+            self.teacher_hidden,
+            self.teacher_head,
+            **{"step": 1, **kwargs},
+        )
+
+
+def test_no_selection_is_the_plain_mean() -> None:
+    batch = Batch()
+    out = batch.run(Selector(Selection()))
+    valid = batch.labels != -100
+    torch.testing.assert_close(out.loss, batch.kl[valid].mean())
+    assert out.metrics["frozen_share"] == out.metrics["skipped_share"] == 0
+    assert int(out.n_projected) == int(valid.sum())
+    halves = batch.run(Selector(Selection()), denominator=2.0 * valid.sum())
+    torch.testing.assert_close(halves.loss * 2, out.loss)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+@pytest.mark.parametrize("window", [0, 2])
+def test_freezing_applies_freeze_weights(window: int, weight: float) -> None:
+    batch = Batch()
+    threshold = float(batch.kl.detach().median()) if window else math.inf
+    chosen = Selection(FREEZE, PILLARS, window, threshold, Constant(weight), watch_every=5)
+    out = batch.run(Selector(chosen))
+    wanted = freeze_weights(batch.labels, batch.kl, FREEZE, window, threshold, weight, PILLARS)
+    assert torch.equal(out.weights, wanted)
+    assert window == 0 or not torch.equal(
+        wanted, freeze_weights(batch.labels, None, FREEZE, weight=weight, pillars=PILLARS)
+    )
+    n = int((batch.labels != -100).sum())
+    torch.testing.assert_close(out.loss, (wanted * batch.kl).sum() / n)
+    ours = torch.autograd.grad(out.loss, [batch.student_hidden, batch.student_head.weight])
+    theirs = torch.autograd.grad(
+        (wanted * batch.kl).sum() / n, [batch.student_hidden, batch.student_head.weight]
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    frozen = (wanted < 1) & (batch.labels != -100)
+    assert out.metrics["frozen_share"] == pytest.approx(float(frozen.sum()) / n)
+    trained = (wanted == 1) & (batch.labels != -100)
+    assert out.metrics["kl_trained"] == pytest.approx(
+        float(batch.kl[trained].mean().detach()), rel=1e-4
+    )
+    if weight == 0:
+        listed = freeze_weights(batch.labels, None, FREEZE, pillars=PILLARS) == 0
+        assert out.metrics["skipped_share"] == pytest.approx(
+            float((listed & (batch.labels != -100)).sum()) / n
+        )
+
+
+def test_skipped_tokens_are_measured_now_and_then() -> None:
+    batch = Batch()
+    selector = Selector(Selection(FREEZE, watch_every=5))
+    frozen = freeze_weights(batch.labels, None, FREEZE) == 0
+    frozen &= batch.labels != -100
+    quiet, watched = batch.run(selector), batch.run(selector, step=5)
+    assert math.isnan(quiet.metrics["kl_frozen"])
+    assert watched.metrics["kl_frozen"] == pytest.approx(
+        float(batch.kl[frozen].mean().detach()), rel=1e-4
+    )
+    assert watched.metrics["logit_grad_norm_frozen"] > 0
+    assert torch.equal(quiet.loss, watched.loss)
+    assert watched.metrics["skipped_share"] > 0  # the look is not part of the loss
+
+
+def test_a_batch_of_frozen_tokens_only_trains_nothing() -> None:
+    batch = Batch()
+    out = batch.run(Selector(Selection(tuple(range(V)))))
+    grads = torch.autograd.grad(out.loss, [batch.student_hidden, batch.student_head.weight])
+    assert out.loss.item() == 0
+    assert all(g.abs().max() == 0 for g in grads)
+
+
+def test_the_control_moves_the_same_windows() -> None:
+    batch = Batch()
+    threshold = float(batch.kl.detach().median())
+    chosen = Selection(FREEZE, PILLARS, 1, threshold, control=True, seed=7)
+    out = batch.run(Selector(chosen))
+    frozen = freeze_weights(batch.labels, batch.kl, FREEZE, 1, threshold, 0.0, PILLARS)
+    moved = random_windows(frozen, batch.labels, torch.Generator().manual_seed(7), PILLARS)
+    assert torch.equal(out.weights, moved)
+    assert out.weights.sum() == frozen.sum()
+    assert not torch.equal(out.weights, frozen)
+
+
+@pytest.mark.parametrize("score", ["kl", "entropy", "entropy*kl", "efficiency", "teacher_gap"])
+def test_a_budget_keeps_the_best_by_the_score(score: str) -> None:
+    batch = Batch()
+    out = batch.run(Selector(Selection(budget=0.2, score=score, normalise="trained")))
+    logp = (batch.student_hidden @ batch.student_head.weight.T).detach().log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    n = int((batch.labels != -100).sum())
+    kept = out.weights > 0
+    assert int(kept.sum()) == round(0.2 * n)
+    assert not bool((kept & (batch.labels == -100)).any())
+    scores = {"kl": batch.kl, "entropy": entropy, "entropy*kl": entropy * batch.kl}
+    if score in scores:
+        assert torch.equal(out.weights, budget_weights(scores[score], 0.2, batch.labels))
+    torch.testing.assert_close(out.loss, batch.kl[kept].mean())  # "trained" keeps the size
+    assert out.metrics["skipped_share"] == pytest.approx(1 - int(kept.sum()) / n)
+
+
+def test_tails_beyond_the_limit_are_left_out() -> None:
+    batch = Batch()
+    selector = Selector(Selection(max_tokens=4))
+    rows, columns = selector.reach(batch.labels, 1)
+    assert rows.tolist() == [0, 1, 2]
+    assert columns == 6  # two prompt tokens and four of the response in row 0
+    out = batch.run(selector)
+    assert (out.weights.sum(dim=1) == 4).all()
+
+
+def test_reach_drops_frozen_tails_and_rows() -> None:
+    labels = torch.tensor([[1, 1, 3, 3], [3, 3, 3, -100], [1, 3, 1, -100]])
+    selector = Selector(Selection((3,), watch_every=4))
+    rows, columns = selector.reach(labels, 1)
+    assert (rows.tolist(), columns) == ([0, 2], 3)
+    assert selector.reach(labels, 4)[1] == 4  # everything is looked at
+    nothing = Selector(Selection((1, 3), watch_every=0)).reach(labels, 0)
+    assert (nothing[0].tolist(), nothing[1]) == ([0], 1)
+    soft = Selector(Selection((3,), schedule=Constant(0.1), watch_every=0))
+    assert soft.reach(labels, 1)[1] == 4
+
+
+def test_lambda_follows_the_kl_of_the_last_step() -> None:
+    batch = Batch()
+    selector = Selector(Selection(FREEZE, schedule=FollowKL(high=1000, low=999), watch_every=0))
+    first, second = batch.run(selector), batch.run(selector)
+    assert first.metrics["frozen_weight"] == 1  # the KL is not known yet
+    assert second.metrics["frozen_weight"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"budget": 0.1, "freeze_list": (1,)}, "takes one of them"),
+        ({"budget": 0.0}, "budget is 0"),
+        ({"control": True}, "control needs the freeze_list"),
+        ({"freeze_list": (1,), "window": 2}, "no threshold"),
+        ({"window": -1}, "window is -1"),
+        ({"score": "kl*luck"}, "no 'luck'"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_misuse_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Selection(**wrong)
+
+
+def test_special_ids_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"special token ids \[2\]"):
+        Selection((2, 8)).refuse_special([0, 1, 2])
+    Selection((8,), (2,)).refuse_special([0, 1, 2])
