@@ -10,7 +10,7 @@ from typing import Any
 import knockout
 from knockout.errors import UsageError
 
-__all__ = ["Leaf", "find_leaves", "own_tasks"]
+__all__ = ["Leaf", "find_leaves", "own_kind", "own_tasks"]
 
 Leaf = tuple[str, dict[str, Any]]
 """A task's name and what a group overrides in it."""
@@ -19,6 +19,17 @@ Leaf = tuple[str, dict[str, Any]]
 def own_tasks() -> Path:
     """The folder of this project's task files, for `lm_eval --include_path`."""
     return (Path(knockout.__file__).parent / "tasks").resolve()
+
+
+def own_kind(name: str) -> str:
+    """How one of our tasks is graded ("maths", "integer", "ifeval"), or "" for all others."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = own_tasks() / f"{name}.yaml"
+    if Path(name).name != name or not path.is_file():
+        return ""
+    metadata = load_yaml(path, resolve_func=False).get("metadata") or {}
+    return str(metadata.get("knockout_grader", ""))
 
 
 def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:

@@ -20,7 +20,7 @@ from knockout.benchmarks.types import Benchmark, Chat, Problem
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader, TaskGrader
 
-__all__ = ["load_benchmark"]
+__all__ = ["load_benchmark", "task_grader"]
 
 _FEWSHOT_SEED = 1234  # lm-eval's own default
 _DEFAULT_THINK_END = "</think>"
@@ -73,6 +73,33 @@ def load_benchmark(
             _requests(task, leaf, limit, num_fewshot, chat, tokenizer)
             benchmarks.append(_benchmark(task, leaf, metric, chat))
         return benchmarks
+
+
+def task_grader(
+    name: str,
+    docs: list[dict[str, Any]],
+    *,
+    data_dir: Path | None = None,
+    include_path: Path | None = None,
+    metric: str | None = None,
+    think_end: str | None = _DEFAULT_THINK_END,
+) -> Grader:
+    """Returns what grades responses to the given documents of a single task.
+
+    Raises:
+        UsageError: It is a group, or it cannot be loaded; see `load_benchmark`.
+        KnockoutError: Its data set cannot be reached.
+    """
+    from knockout.grading.ifeval import prepare
+
+    prepare()
+    with _quiet():
+        manager, leaves = find_leaves(name, include_path)
+        if len(leaves) != 1:
+            raise UsageError(f"{name} stands for {len(leaves)} tasks; name one of them")
+        task = _build(manager, *leaves[0], data_dir)
+        think = _Thinking(think_end or _DEFAULT_THINK_END, False)
+        return _lm_eval_grader(task, name, docs, metric, think)[0]
 
 
 def _build(manager: Any, name: str, overrides: dict[str, Any], data_dir: Path | None) -> Any:
@@ -191,6 +218,12 @@ def _grader(
         _check_golds(name, problems, integer)
         golds = [str(doc["answer"]) for doc in docs]
         return MathsGrader(golds, integer, think.end, think.is_open), _OWN_METRIC[kind]
+    return _lm_eval_grader(task, name, docs, metric, think)
+
+
+def _lm_eval_grader(
+    task: Any, name: str, docs: list[dict[str, Any]], metric: str | None, think: _Thinking
+) -> tuple[Grader, str]:
     try:
         chosen, filter_name = choose_metric(task, docs, metric)
     except KnockoutError:
