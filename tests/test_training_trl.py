@@ -1,0 +1,175 @@
+"""The TRL trainer: real training of tiny models, with the weights seen in what is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_model
+
+from knockout.errors import UsageError
+from knockout.training import freeze_weights, reverse_kl
+from knockout.training.selection import Selection
+
+pytest.importorskip("trl", reason="needs the extra `train`")
+
+# TRL's own word on the installed vLLM, which these runs do not use.
+pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")
+
+VOCAB = 300
+PROMPTS = [[5, 9, 44], [7, 8], [12, 60, 61, 62, 90], [30], [33, 34], [99, 98]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return tiny_model(base / "student", VOCAB, seed=0), tiny_model(base / "teacher", VOCAB, seed=1)
+
+
+def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **kwargs: Any) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DistillationConfig
+
+    from knockout.training.trl import SelectiveDistillationTrainer
+
+    class TokenPrompts(SelectiveDistillationTrainer):
+        """Prompts of ids that the tiny vocabulary has; the rest of the way is the trainer's own."""
+
+        def _tokenize_prompts(self, prompts: list[str]) -> Any:
+            return [[int(i) for i in text.split()] for text in prompts], None, {}
+
+    torch.manual_seed(0)
+    options: dict[str, Any] = {
+        "beta": 1.0,
+        "max_steps": 3,
+        "gradient_accumulation_steps": 1,
+        **kwargs,
+    }
+    special = options.pop("allow_special", False)
+    config = DistillationConfig(
+        str(out),
+        max_completion_length=10,
+        per_device_train_batch_size=3,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=3,
+        **options,
+    )
+    return TokenPrompts(
+        model=AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32),
+        teacher_model=AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.float32),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [" ".join(map(str, p)) for p in PROMPTS]}),
+        processing_class=AutoTokenizer.from_pretrained(folders[0], padding_side="left"),
+        selection=selection,
+        allow_special=special,
+    )
+
+
+def logs(trainer: Any) -> list[dict[str, float]]:
+    return [row for row in trainer.state.log_history if "loss" in row]
+
+
+def weights_of(trainer: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def loss_of_trl(trainer: Any, inputs: dict[str, Any], labels: torch.Tensor, weights: Any) -> Any:
+    """The weighted loss from the models' own whole logits."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    start = inputs["prompt_ids"].shape[1] - 1
+    student, teacher = (
+        m(input_ids=ids, attention_mask=mask).logits[:, start:-1]
+        for m in (trainer.model, trainer.teacher_model)
+    )
+    kl = reverse_kl(student, teacher)
+    return (weights(labels, kl) * kl).sum() / (labels != -100).sum(), kl
+
+
+def test_without_a_selection_it_is_trls_own_trainer(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    from trl import DistillationTrainer
+
+    ours = make(folders, tmp_path / "ours", None)
+    theirs = make(folders, tmp_path / "theirs", None)
+    theirs._compute_loss = DistillationTrainer._compute_loss.__get__(theirs)
+    before = weights_of(ours)
+    for trainer in (ours, theirs):
+        torch.manual_seed(0)  # of the rollouts
+        trainer.train()
+    for a, b in zip(logs(ours), logs(theirs), strict=True):
+        for name in ("loss", "entropy", "grad_norm"):
+            assert a[name] == pytest.approx(b[name], rel=1e-3), name
+    assert not torch.equal(before, weights_of(ours))
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs), rtol=1e-2, atol=1e-3)
+
+
+def test_frozen_tokens_alone_move_nothing(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    everything = Selection(tuple(range(VOCAB)))
+    trainer = make(folders, tmp_path, everything, allow_special=True, weight_decay=0.0)
+    before = weights_of(trainer)
+    trainer.train()
+    assert torch.equal(before, weights_of(trainer))
+    for row in logs(trainer):
+        assert row["loss"] == row["grad_norm"] == 0
+        assert row["frozen_share"] == row["skipped_share"] == 1
+    assert logs(trainer)[0]["kl_frozen"] > 0  # measured at step 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_and_gradients_are_those_of_the_weights(
+    folders: tuple[Path, Path], tmp_path: Path, accumulate: int
+) -> None:
+    freeze, pillars, threshold = tuple(range(3, VOCAB, 2)), (5, 7, 9, 11, 13), 0.2
+    chosen = Selection(freeze, pillars, 1, threshold, watch_every=2)
+    trainer = make(folders, tmp_path, chosen, gradient_accumulation_steps=accumulate)
+    seen = []
+    plain = trainer._compute_loss
+
+    def spy(student: Any, inputs: dict[str, Any], number: Any) -> Any:
+        labels = torch.where(inputs["completion_mask"].bool(), inputs["completion_ids"], -100)
+        weights = lambda ids, kl: freeze_weights(ids, kl, freeze, 1, threshold, 0.0, pillars)  # noqa: E731
+        wanted, kl = loss_of_trl(trainer, inputs, labels, weights)
+        wanted = wanted * (labels != -100).sum() / number
+        parameters = list(trainer.model.parameters())
+        grads = torch.autograd.grad(wanted, parameters)
+        found = plain(student, inputs, number)
+        ours = torch.autograd.grad(found[0], parameters, retain_graph=True)
+        torch.testing.assert_close(found[0], wanted)
+        for a, b in zip(ours, grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+        share = weights(labels, kl)[labels != -100] == 0
+        seen.append(
+            (float(share.float().mean()), float(kl[labels != -100][~share].detach().mean()))
+        )
+        return found
+
+    trainer._compute_loss = spy
+    trainer.train()
+    assert len(seen) == 3 * accumulate
+    for row, parts in zip(logs(trainer), zip(*[iter(seen)] * accumulate, strict=True), strict=True):
+        assert row["frozen_share"] == pytest.approx(sum(p[0] for p in parts) / accumulate, abs=1e-6)
+        assert row["kl_trained"] == pytest.approx(sum(p[1] for p in parts) / accumulate, rel=1e-3)
+        assert 0 < row["frozen_share"] < 1
+        assert row["logit_grad_norm_trained"] > 0
+        assert row["grad_norm"] > 0
+    assert "kl_frozen" in logs(trainer)[0]
+
+
+def test_what_it_cannot_do_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"beta is 0\.5"):
+        make(folders, tmp_path, None, beta=0.5)
+    with pytest.raises(UsageError, match=r"special token ids \[2\]"):
+        make(folders, tmp_path, Selection((2, 50)))
