@@ -230,6 +230,9 @@ class VerdictRule(_Model):
     """`fdr` corrects over all candidates (Benjamini-Hochberg), `nominal` does not."""
     alpha: Annotated[Number, Field(gt=0, lt=1)] = handling(0.05)
     """Error level."""
+    target: Literal["population", "benchmark"] = handling("population")
+    """`population`: problems are a sample. `benchmark`: these very problems, so that only the
+    sampling noise counts (needs two seeds)."""
     margin: Annotated[Number, Field(gt=0, lt=1)] = handling(0.02)
     """Half-width, in Pass@1, of the range that counts as no effect."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from knockout.errors import UsageError
 from knockout.files import atomic_path
+from knockout.verdicts import POOLED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ def selected(
     Args:
         table: A verdict table with one row for each benchmark and candidate.
         verdicts: Wanted ones; empty for all.
-        benchmark: Judges by this benchmark alone. Otherwise a candidate is a pillar (or stumbling
+        benchmark: Judges by this benchmark alone, which may be "pooled". Otherwise a candidate is a pillar (or stumbling
             block) where it is one on any benchmark, "mixed" where it is both, and neutral only
             where it is neutral on all.
         groups: Group of each candidate by name.
@@ -52,9 +53,10 @@ def selected(
     names = list(dict.fromkeys(table["benchmark"]))
     if benchmark is not None and benchmark not in names:
         raise UsageError(f"no benchmark {benchmark!r} in this run; it has {', '.join(names)}")
+    judged = table if benchmark is not None else table[table["benchmark"] != POOLED]
     chosen = []
     for name in dict.fromkeys(table["candidate"]):
-        rows = table[table["candidate"] == name]
+        rows = judged[judged["candidate"] == name]
         if benchmark is not None:
             rows = rows[rows["benchmark"] == benchmark]
         first = rows.iloc[0]

@@ -77,8 +77,11 @@ class Display:
             f"{snapshot.running} running",
             f"{snapshot.tokens / max(elapsed, 1e-9):.0f} tokens/s",
         ]
+        if snapshot.waiting:
+            parts.insert(2, f"{snapshot.waiting} waiting")
         new = snapshot.cells - self.n_done
-        if new > 0:
+        if new > 0 and snapshot.cells < self.n_cells:
+            # Forks of the cells so far are part of the pace; the last ones' are not foreseen.
             parts.append(f"{_duration((self.n_cells - snapshot.cells) * elapsed / new)} left")
         return ", ".join(parts)
 

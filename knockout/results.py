@@ -20,7 +20,13 @@ def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
     """Computes the verdicts of what is in a ledger; the same ledger gives the same table."""
     from knockout.verdicts import build_verdicts
 
-    return build_verdicts(grade_cubes(ledger), rule=rule.rule, alpha=rule.alpha, margin=rule.margin)
+    return build_verdicts(
+        grade_cubes(ledger),
+        rule=rule.rule,
+        alpha=rule.alpha,
+        margin=rule.margin,
+        target=rule.target,
+    )
 
 
 def render_verdicts(table: pd.DataFrame, title: str) -> Table:

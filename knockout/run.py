@@ -419,7 +419,8 @@ def _logging_to(path: Path) -> Iterator[None]:
     try:
         yield
     except KnockoutError as error:
-        log.handle(log.makeRecord(log.name, logging.DEBUG, "", 0, f"ended: {error}", (), None))
+        # The command line prints it too, so it goes to the file alone.
+        file.emit(log.makeRecord(log.name, logging.ERROR, "", 0, f"ended: {error}", (), None))
         raise
     finally:
         log.removeHandler(file)

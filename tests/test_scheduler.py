@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from words import EOS, N_WORDS, word_model
 
 from knockout.candidates import Candidate
 from knockout.engines.base import Completion, EngineInfo, Request, generate
@@ -26,27 +24,12 @@ from knockout.scheduler import Scheduler
 from knockout.store import BenchmarkRow, CellKey, Ledger, ProblemRow, grade_cubes, totals
 from knockout.store.schema import COMPARED_TABLES
 
-WIDTH = 64
-N_WORDS = 60
-EOS = 0
 SAMPLED = Sampling(temperature=0.9, top_k=12, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=WIDTH, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
-        initializer_range=0.4, eos_token_id=EOS, bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = {"<end>": EOS} | {f"w{i}": i for i in range(1, N_WORDS)}
-    core = Tokenizer(models.WordLevel(words, unk_token="w1"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(folder)
-    return folder
+    return word_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

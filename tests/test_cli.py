@@ -1,0 +1,331 @@
+"""The command line, end to end with a real engine, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from words import word_model, word_task
+
+from knockout import cli
+from knockout.store import Ledger, RunLock
+from knockout.store.schema import COMPARED_TABLES
+
+FILES = ["config.yaml", "run.db", "run.log", "summary.json", "verdicts.csv", "verdicts.json"]
+N_PROBLEMS = 24
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    word_model(folder / "model")
+    word_task(folder, N_PROBLEMS)
+    content = {
+        "model": "./model",
+        "engine": {"kind": "transformers", "dtype": "float32", "max_num_seqs": 2},
+        "benchmarks": ["words"],
+        "include_path": ".",
+        "seeds": 2,
+        "sampling": {"temperature": 0.9, "top_k": 12, "top_p": 0.95, "max_tokens": 10},
+        "candidates": {
+            "strings": [f"w{i}" for i in range(1, 7)],
+            "sets": {"pair": ["w8", "w20"]},
+        },
+        "audit": 0.1,
+    }
+    path = folder / "words-sweep.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def knockout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        return _call(monkeypatch, capsys, *arguments)
+
+    return call
+
+
+def _call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["knockout", *map(str, arguments)])
+    capsys.readouterr()
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as error:
+        code = int(error.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "knockout", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_cells(folder: Path, n: int) -> None:
+    """Until a run that goes on in another process has committed so many cells."""
+    give_up = time.monotonic() + 200
+    while time.monotonic() < give_up:
+        try:
+            with Ledger.open(folder / "run.db") as ledger:
+                if ledger.query("SELECT COUNT(*) FROM cell")[0][0] >= n:
+                    return
+        except (Exception, sqlite3.Error):
+            pass  # not made yet
+        time.sleep(0.02)
+    raise AssertionError(f"no {n} cells in {folder}")
+
+
+def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with Ledger.open(folder / "run.db") as ledger:
+        return {
+            table: ledger.query(f"SELECT * FROM {table} ORDER BY 1, 2, 3, 4")
+            for table in COMPARED_TABLES
+        }
+
+
+@pytest.fixture(scope="module")
+def finished(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    process = start("run", sweep, "--out", out)
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert "Results are in" in errors
+    return out
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    heavy = "torch numpy pandas pydantic yaml rich transformers vllm lm_eval scipy pyarrow".split()
+    code = (
+        "import sys, time; began = time.perf_counter(); from knockout.cli import main\n"
+        "sys.argv = ['knockout', '--help']\n"
+        "try: main()\n"
+        f"finally: print(time.perf_counter() - began, [m for m in {heavy} if m in sys.modules])"
+    )
+    took = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        seconds, _, found = done.stdout.strip().splitlines()[-1].partition(" ")
+        assert found == "[]"
+        took.append(float(seconds))
+    assert min(took) < 0.5
+
+
+def test_a_run_directory_holds_what_it_should(finished: Path) -> None:
+    assert {p.name for p in finished.iterdir()} >= set(FILES)
+    summary = json.loads((finished / "summary.json").read_text())
+    n_cells = N_PROBLEMS * 2
+    assert summary["complete"] is True
+    assert (summary["n_cells"], summary["cells_done"]) == (n_cells, n_cells)
+    assert summary["n_candidates"] == 7
+    assert summary["trajectories"] == n_cells * (1 + 7 + 1)  # baseline, candidates, canary
+    assert summary["forks"] + summary["inherited"] == n_cells * 8
+    assert summary["tokens_generated"] < summary["tokens_naive"]
+    assert summary["audited"] > 0
+    assert (summary["fork_errors"], summary["coupling_errors"]) == (0, 0)
+    assert summary["engine"]["kind"] == "transformers"
+    assert summary["canary"]["token_ids"] == [63]
+    rows = json.loads((finished / "verdicts.json").read_text())
+    assert {row["candidate"] for row in rows} == {f'"w{i}"' for i in range(1, 7)} | {"pair", "A/A"}
+    for row in rows:
+        assert row["n_forked"] + row["n_inherited"] == n_cells
+        assert row["delta"] == pytest.approx(
+            row["pass1_knockout"] - row["pass1_baseline"], abs=1e-9
+        )
+    assert "nothing is left" not in (finished / "run.log").read_text()
+
+
+def test_finished_is_a_no_op(finished: Path, sweep: Path, knockout: Command) -> None:
+    before, table = dump(finished), (finished / "verdicts.json").read_bytes()
+    began = time.monotonic()
+    code, out, _ = knockout("run", sweep, "--out", finished, "--json")
+    assert code == 0
+    assert time.monotonic() - began < 60
+    assert json.loads(out) == json.loads(table)
+    assert (finished / "verdicts.json").read_bytes() == table
+    assert dump(finished) == before
+    assert "nothing is left to generate" in (finished / "run.log").read_text()
+
+
+def test_killed_and_resumed_equals_undisturbed(
+    finished: Path, sweep: Path, tmp_path: Path, knockout: Command
+) -> None:
+    out = tmp_path / "run"
+    process = start("run", sweep, "--out", out)
+    wait_for_cells(out, 1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert dump(out) != dump(finished)
+    code, _, errors = knockout("run", sweep, "--out", out)
+    assert code == 0, errors
+    assert dump(out) == dump(finished)
+    for name in ("verdicts.csv", "verdicts.json"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
+    finished: Path, sweep: Path, tmp_path: Path, knockout: Command
+) -> None:
+    out = tmp_path / "run"
+    process = start("run", sweep, "--out", out)
+    wait_for_cells(out, 1)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "go on with: knockout run" in errors
+    assert "Traceback" not in errors + printed
+    assert json.loads((out / "summary.json").read_text())["complete"] is False
+    code, text, _ = knockout("status", out, "--json")
+    assert (code, json.loads(text)["complete"]) == (0, False)
+    assert knockout("run", sweep, "--out", out)[0] == 0
+    assert dump(out) == dump(finished)
+
+
+def test_another_sweep_is_refused_by_its_keys(
+    finished: Path, sweep: Path, knockout: Command
+) -> None:
+    before = dump(finished)
+    code, _, errors = knockout(
+        "run", sweep, "--out", finished, "--set", "sampling.temperature=0.8", "--set",
+        "candidates.strings=[w1]",
+    )  # fmt: skip
+    assert code == 2
+    assert "belongs to another sweep" in errors
+    assert "sampling.temperature: 0.9 there, 0.8 here" in errors
+    assert "candidates[" in errors
+    assert "--out" in errors
+    assert dump(finished) == before
+
+
+def test_a_second_process_is_refused(finished: Path, sweep: Path, knockout: Command) -> None:
+    with RunLock(finished):
+        code, _, errors = knockout("run", sweep, "--out", finished)
+    assert code == 2
+    assert f"process {os.getpid()} on " in errors
+
+
+def test_a_folder_with_other_things_is_refused(
+    sweep: Path, tmp_path: Path, knockout: Command
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    code, _, errors = knockout("run", sweep, "--out", tmp_path)
+    assert (code, "thesis.tex" in errors) == (2, True)
+    code, _, errors = knockout("run", sweep, "--out", tmp_path / "thesis.tex")
+    assert (code, "found a file" in errors) == (2, True)
+
+
+def test_status_verdicts_and_export(finished: Path, tmp_path: Path, knockout: Command) -> None:
+    code, out, _ = knockout("status", finished)
+    assert code == 0
+    assert f"{N_PROBLEMS * 2} of {N_PROBLEMS * 2}" in out
+    code, out, _ = knockout("verdicts", finished)
+    assert (code, '"w1"' in out, "pair" in out) == (0, True, True)
+    code, out, _ = knockout("verdicts", finished, "--rule", "nominal", "--alpha", "0.5", "--json")
+    assert code == 0
+    assert all(row["verdict"] == row["verdict_nominal"] for row in json.loads(out))
+    code, out, _ = knockout("export", finished)
+    assert (code, json.loads(out)) == (0, [1, 2, 3, 4, 5, 6, 8, 20])
+    code, _, _ = knockout(
+        "export", finished, "--format", "parquet", "--out", tmp_path / "x.parquet"
+    )
+    assert (code, (tmp_path / "x.parquet").is_file()) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "none.yaml"], "none.yaml: no such sweep file"),
+        (["run"], "SWEEP.yaml"),
+        (["frobnicate"], "frobnicate"),
+        (["status", "nowhere"], "no run here"),
+        (["export", "nowhere", "--format", "xml"], "--format: found 'xml'"),
+        (["export", "nowhere", "--verdict", "good"], "--verdict: found 'good'"),
+        (["verdicts", "nowhere", "--rule", "x"], "--rule: found 'x'"),
+        (["verdicts", "nowhere", "--alpha", "2"], "--alpha: found 2"),
+        (["candidates", "none.json", "--model", "./no-model"], "no-model"),
+    ],
+)
+def test_misuse_exits_2_in_one_message(
+    arguments: list[str],
+    told: str,
+    knockout: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = knockout(*arguments)
+    assert code == 2
+    assert told in errors
+    assert "Traceback" not in errors
+
+
+def test_misuse_inside_a_sweep(sweep: Path, tmp_path: Path, knockout: Command) -> None:
+    for change, told in [
+        ("benchmarks=[no_such_task]", "no_such_task"),
+        ("candidates.ids=[64]", "candidates.ids[0]: token id 64 is outside the vocabulary"),
+        ("candidates.strings=[zebra w1]", "is not one token"),
+        ("model=./nothing", "nothing"),
+        ("chat.template=true", "no chat template"),
+        ("engine.max_model_len=100000", "max_model_len"),
+    ]:
+        code, _, errors = knockout("run", sweep, "--out", tmp_path / "run", "--set", change)
+        assert (code, told in errors) == (2, True), (change, errors)
+        assert "Traceback" not in errors
+
+
+def test_candidates_shows_how_a_list_resolves(
+    sweep: Path, tmp_path: Path, knockout: Command
+) -> None:
+    (tmp_path / "ids.json").write_text("[3, 62]")
+    model = sweep.parent / "model"
+    code, out, errors = knockout("candidates", tmp_path / "ids.json", "--model", model, "--json")
+    assert code == 0
+    assert [(c["name"], c["token_ids"]) for c in json.loads(out)] == [
+        ('"w3"', [3]), ("<padding 62>", [62]), ("A/A", [63]),
+    ]  # fmt: skip
+    assert "padding" in errors
+    code, out, _ = knockout("candidates", tmp_path / "ids.json", "--model", model)
+    assert '"w3"' in out
+
+
+def test_a_full_disk_and_a_surprise_are_one_message_each(
+    finished: Path, knockout: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("knockout.summary.summarise", full)
+    code, _, errors = knockout("status", finished)
+    assert (code, "the disk is full" in errors) == (1, True)
+
+    def surprise(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("knockout.summary.summarise", surprise)
+    code, _, errors = knockout("status", finished)
+    assert code == 1
+    assert "internal error: ZeroDivisionError: by zero" in errors
+    assert "Traceback" not in errors
+    with pytest.raises(ZeroDivisionError):
+        knockout("--debug", "status", finished)
