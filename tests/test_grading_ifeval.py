@@ -38,7 +38,11 @@ SENTENCES = doc("length_constraints:number_sentences", relation="less than", num
         (SENTENCES, "Mr. Smith met Dr. Jones at 3 p.m. on Monday. They talked.", 1, "ok"),
         (SENTENCES, "One ran. Two ran. Three ran.", 0, "ok"),
         (
-            doc("change_case:capital_word_frequency", capital_relation="at least", capital_frequency=2),
+            doc(
+                "change_case:capital_word_frequency",
+                capital_relation="at least",
+                capital_frequency=2,
+            ),
             "WE saw THEM there.",
             1,
             "ok",
@@ -94,7 +98,12 @@ def test_preflight_in_a_new_process_without_data_and_network(tmp_path: Path) -> 
             assert done.returncode == 0, done.stderr
             assert "ownload" not in done.stdout + done.stderr
     files = sorted(p.name for p in tmp_path.rglob("english/*"))
-    assert files == ["abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"]
+    assert files == [
+        "abbrev_types.txt",
+        "collocations.tab",
+        "ortho_context.tab",
+        "sent_starters.txt",
+    ]
     assert not list(tmp_path.rglob(".writing-*"))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from knockout.errors import KnockoutError
 from knockout.grading.grade import Grade
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
 from knockout.grading.pool import GraderPool
@@ -127,6 +126,7 @@ def test_several_benchmarks_share_the_workers() -> None:
 def test_workers_that_cannot_start_are_told() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
+        "from knockout.errors import KnockoutError\n"
         "from test_grading_pool import *\n"
         "os.environ['PYTHONPATH'] = 'tests'\n"
         "pool = GraderPool([Named('b', Broken())])\n"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +47,43 @@ def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:
         raise UsageError(f"include_path: {include_path} is no folder; expected lm-eval task files")
     paths = [own_tasks(), *([include_path] if include_path else [])]
     stock_folder = Path(stock.__file__).parent
-    guesses = [stock_folder / guess for guess in {name, name.split("_")[0]}]
     known: list[str] = []
-    for extra, defaults in ([], False), ([g for g in guesses if g.is_dir()], False), ([], True):
+    missing = [name]
+    # Ours and the user's; with lm-eval's folders that mention the name; all of lm-eval's.
+    for step in range(3):
+        extra = _mentioning(stock_folder, missing) if step else []
+        if step and not extra:
+            break
         manager = stock.TaskManager(
-            include_path=[str(p) for p in (*extra, *paths)], include_defaults=defaults
+            include_path=[str(p) for p in (*(extra if step == 1 else []), *paths)],
+            include_defaults=step == 2,
         )
+        known = manager.all_tasks
         leaves = list(_leaves(name, manager.task_index, {}))
+        missing = [leaf for leaf, _ in leaves if leaf not in manager.task_index] or missing
         if leaves and all(leaf in manager.task_index for leaf, _ in leaves):
             return manager, leaves
-        if leaves and defaults:
-            missing = next(leaf for leaf, _ in leaves if leaf not in manager.task_index)
-            raise UsageError(f"{name}: the group names {missing!r}, which is no task")
-        known = manager.all_tasks
-    near = difflib.get_close_matches(name, known, n=3)
+    if missing != [name]:
+        raise UsageError(f"{name}: the group names {missing[0]!r}, which is no task")
+    folders = [p.name for p in stock_folder.iterdir() if p.is_dir()]
+    near = difflib.get_close_matches(name, [*known, *folders], n=3)
     raise UsageError(
         f"no benchmark {name!r} among lm-eval's tasks"
         + (f" and those in {include_path}" if include_path else "")
         + (f"; did you mean {' or '.join(near)}?" if near else "")
         + _broken_files(include_path)
     )
+
+
+def _mentioning(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The subfolders with a task file that holds a name as a word; reading is fast, parsing not."""
+    either = b"|".join(re.escape(name.encode()) for name in names)
+    word = re.compile(rb"(?<![\w-])(?:" + either + rb")(?![\w-])")
+    found: set[Path] = set()
+    for top in sorted(p for p in folder.iterdir() if p.is_dir()):
+        if any(word.search(path.read_bytes()) for path in top.rglob("*.yaml")):
+            found.add(top)
+    return sorted(found)
 
 
 def _leaves(name: str, index: Mapping[str, Any], overrides: dict[str, Any]) -> Iterator[Leaf]:

@@ -26,7 +26,11 @@ _FEWSHOT_SEED = 1234  # lm-eval's own default
 _DEFAULT_THINK_END = "</think>"
 _ID_FIELDS = ("unique_id", "id", "key")
 _LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_OWN_METRIC = {"maths": "exact_match", "integer": "exact_match", "ifeval": "prompt_level_strict_acc"}
+_OWN_METRIC = {
+    "maths": "exact_match",
+    "integer": "exact_match",
+    "ifeval": "prompt_level_strict_acc",
+}
 
 
 def load_benchmark(
@@ -166,7 +170,9 @@ def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> B
     docs = [dict(instance.doc) for instance in instances]
     problems = [
         _problem(name, index, doc_id, instance)
-        for index, (doc_id, instance) in enumerate(zip(_doc_ids(docs, instances), instances, strict=True))
+        for index, (doc_id, instance) in enumerate(
+            zip(_doc_ids(docs, instances), instances, strict=True)
+        )
     ]
     think_end = (chat.think_end if chat else None) or _DEFAULT_THINK_END
     think = _Thinking(think_end, any(thinking_is_open(p.prompt, think_end) for p in problems))

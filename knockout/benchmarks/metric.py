@@ -16,7 +16,9 @@ PREFERRED = ("prompt_level_strict_acc", "exact_match", "acc", "pass@1", "pass_at
 _N_PROBED = 3
 
 
-def choose_metric(task: Any, docs: Sequence[Mapping[str, Any]], wanted: str | None) -> tuple[str, str]:
+def choose_metric(
+    task: Any, docs: Sequence[Mapping[str, Any]], wanted: str | None
+) -> tuple[str, str]:
     """Returns (metric, filter).
 
     The first documents are graded with a few made-up responses; a metric that gives anything but
@@ -58,15 +60,13 @@ def choose_metric(task: Any, docs: Sequence[Mapping[str, Any]], wanted: str | No
     return chosen, filter_name
 
 
-def _probe(
-    task: Any, docs: Sequence[Mapping[str, Any]], filter_name: str
-) -> dict[str, list[Any]]:
+def _probe(task: Any, docs: Sequence[Mapping[str, Any]], filter_name: str) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for doc in docs[:_N_PROBED]:
         target = task.doc_to_target(doc)
         target = str(target[0] if isinstance(target, list) and target else target)
-        half = target[: len(target) // 2 + 1]
-        for response in (target, f"The answer is {half} or so", "no", ""):
+        half = len(target) // 2
+        for response in (target, f"It is {target[: half + 1]} or so", target[half:-1], "no", ""):
             _, results = metric_value(task, doc, response, filter_name)
             for key, value in results.items():
                 values.setdefault(key, []).append(value)

@@ -14,7 +14,7 @@ from typing import Any
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading.grade import Grade, answer_part
 
-__all__ = ["check_doc", "grade_ifeval", "prepare", "preflight"]
+__all__ = ["check_doc", "grade_ifeval", "preflight", "prepare"]
 
 _FIELDS = ("prompt", "instruction_id_list", "kwargs")
 
@@ -42,7 +42,9 @@ def grade_ifeval(
     prepare()
     utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
     record = {"key": 0, **doc, "kwargs": [dict(k or {}) for k in doc["kwargs"]]}
-    return Grade(int(utils.process_results(record, [text.strip()])["prompt_level_strict_acc"]), "ok")
+    return Grade(
+        int(utils.process_results(record, [text.strip()])["prompt_level_strict_acc"]), "ok"
+    )
 
 
 def check_doc(doc: Mapping[str, Any]) -> str | None:
@@ -116,7 +118,9 @@ def _cache_home() -> Path:
     try:
         return (Path(home) if home else Path.home() / ".cache") / "knockout"
     except RuntimeError as error:  # no home folder
-        raise UsageError("no home folder: set XDG_CACHE_HOME to a folder that can be written") from error
+        raise UsageError(
+            "no home folder: set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
 
 
 def _punkt_folder() -> Path:

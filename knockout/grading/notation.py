@@ -45,7 +45,9 @@ _WRAPPERS = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf)?|mbox|mathrm|mathbf|mat
 _TEXT_MATHS = re.compile(
     r"(?<![\d})])(?<![\d})]\s)\\text\s*\{\s*([A-Za-z]|[-+]?\d[^{}]*)\s*\}|\\text\s*\{\s*([ei])\s*\}"
 )
-_MARKED_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!]\s*|\{,\})\d{3})+(?!\d)")
+_MARKED_THOUSANDS = re.compile(
+    r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!]\s*|\{,\})\d{3})+(?!\d)"
+)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,]| \d)")
 _FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _MIXED = re.compile(r"(?<![\d.^_{])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
@@ -60,7 +62,9 @@ _UNIT = re.compile(
     r"|\\?%(?P<percent>)|\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\{?[23]\}?)?)\s*",
     re.DOTALL,
 )
-_PLAIN_UNIT = re.compile(r"(?P<value>.*[\d})])\s*(?P<unit>[A-Za-z]{1,12}(?: [a-z]+)*)(?P<power>\^\{?[23]\}?)?")
+_PLAIN_UNIT = re.compile(
+    r"(?P<value>.*[\d})])\s*(?P<unit>[A-Za-z]{1,12}(?: [a-z]+)*)(?P<power>\^\{?[23]\}?)?"
+)
 _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm)\b")
 _UNITS = {
     "degree": "degree deg", "%": "percent percentage pct", "dollar": "usd", "cent": "¢", "euro": "",

@@ -42,7 +42,7 @@ class Graded(Protocol):
 class _Item(NamedTuple):
     key: str
     benchmark: str
-    index: int
+    problem: int
     response: str | None
     finished: bool
 
@@ -150,7 +150,7 @@ class GraderPool:
         except (EOFError, OSError):
             return self._died(worker)
         limit = self._timeout_s if worker.ready else _START_LIMIT_S
-        if worker.ready and worker.item is None or time.monotonic() - worker.since <= limit:
+        if (worker.ready and worker.item is None) or time.monotonic() - worker.since <= limit:
             return []
         worker.process.kill()
         reason = self._bury(worker)
