@@ -1,0 +1,113 @@
+"""`knockout geometry`, for the command line to register."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from knockout.errors import KnockoutError, UsageError
+
+__all__ = ["geometry"]
+
+
+def geometry(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of `knockout mine`.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="Teacher; default: the one that was mined with.")
+    ] = None,
+    student: Annotated[
+        str | None, typer.Option(help="Student; default: the one that was mined with.")
+    ] = None,
+    candidates: Annotated[
+        Path | None,
+        typer.Option(help="The rocks, as a list of ids or a table; default: DIR/rocks.csv."),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column of the ids in that table.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Types of each group.")] = 50,
+    min_count: Annotated[int, typer.Option(min=1, help="Least occurrences of a type.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the random types.")] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="Of the models: auto, float32, bfloat16, float16.")
+    ] = "auto",
+    device: Annotated[str | None, typer.Option(help="Of the models; default: a GPU.")] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a forward pass, padding included.")
+    ] = 4096,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: DIR.")] = None,
+    embed_plotly: Annotated[
+        bool, typer.Option(help="A figure that needs no network (5 MB).")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Where do token types pull the student's logits? Compares rocks with rare and random types.
+
+    Goes over the rollouts of a mining run once more and adds up the gradient of the reverse KL
+    with respect to the logits by token type. Writes geometry.csv, geometry.json and geometry.html:
+    lengths, coherence, cosines with the global and the frequency-balanced direction, and, where
+    the run knows the student before training, how much of each type's KL is left.
+    """
+    from knockout.geometry.run import groups_of, measure, open_run, table, write
+    from knockout.mining.mine import open_models
+    from knockout.mining.shards import read_shard
+
+    logging.getLogger("knockout.geometry").setLevel(logging.INFO)
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise UsageError(f"--dtype is {dtype!r}; expected auto, float32, bfloat16 or float16")
+    run = open_run(folder)
+    models = open_models(teacher or run.models["teacher"], student or run.models["student"])
+    if candidates is not None:
+        from knockout.lists import read_list
+
+        named = read_list(
+            candidates, column or ("rock_id" if candidates.suffix == ".csv" else None)
+        )
+        if strange := next((item for item in named if not isinstance(item.value, int)), None):
+            raise UsageError(f"{strange.where}: found {strange.value!r}; expected a token id")
+        run = replace(run, rocks=[int(item.value) for item in named])
+    special = [int(v) for v in models.tokenizer.all_special_ids]
+    groups = groups_of(run, top, seed, min_count, special)
+    if not groups["rock"]:
+        raise UsageError(f"{folder}: no rock occurs {min_count} times; lower --min-count")
+    check = read_shard(run.shards[0]).prompt.tolist()
+    found = measure(
+        _load(models, "student", dtype, device, check),
+        _load(models, "teacher", dtype, device, check),
+        run.shards,
+        groups,
+        tokens_per_batch=batch_tokens,
+    )
+    rows = table(found, groups, run.scores)
+    target = out or folder
+    write(target, rows, found, models.names, embed=embed_plotly)
+    if as_json:
+        typer.echo(rows.to_json(orient="records", force_ascii=False))
+        return
+    medians = rows.drop(columns=["token_id", "token"]).groupby("group", sort=False).median()
+    typer.echo(medians.T.to_string(float_format="{:.4g}".format))
+    typer.echo(f"medians of {len(rows)} types; each in {target / 'geometry.csv'}")
+
+
+def _load(models: Any, role: str, dtype: str, device: str | None, check: list[int]) -> Any:
+    """A checkpoint as a `ScoringModel`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from knockout.engines.models import quiet_transformers
+    from knockout.mining.forward import ScoringModel
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    try:
+        with quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                models.folders[role], dtype=getattr(torch, dtype)
+            )
+        model.to(device)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise KnockoutError(f"{role} {models.names[role]}: cannot be loaded: {error}") from error
+    return ScoringModel(model, f"{role} {models.names[role]}", check)

@@ -1,0 +1,250 @@
+"""`knockout geometry`: one more forward pass over a mining run's rollouts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from knockout.errors import KnockoutError, UsageError
+from knockout.files import write_text
+from knockout.geometry.geometry import Geometry, GradientSums, kl_gradient
+from knockout.geometry.groups import GROUPS, choose_types
+from knockout.mining.forward import ScoringModel, length_batches
+from knockout.mining.kl import chunk_positions
+from knockout.mining.shards import Shard, read_shard
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["MiningRun", "figure", "measure", "open_run", "table"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MiningRun:
+    """What geometry needs of a folder of `knockout mine`.
+
+    Attributes:
+        shards: Files of the scored rollouts.
+        scores: The table of token scores, one row a type.
+        models: "teacher" and "student" (and perhaps "before") to the names that were mined with.
+        rocks: Token ids of the mined list, best first.
+    """
+
+    shards: list[Path]
+    scores: pd.DataFrame
+    models: dict[str, str]
+    rocks: list[int]
+
+
+def open_run(folder: Path) -> MiningRun:
+    """Opens a mining run.
+
+    Raises:
+        UsageError: The folder is not a finished mining run.
+    """
+    import pandas as pd
+
+    shards = sorted((folder / "scores").glob("*.npz"))
+    try:
+        scores = pd.read_parquet(folder / "token_scores.parquet")
+        rocks = pd.read_parquet(folder / "rocks.parquet")
+        models = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["models"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{folder}: not a finished run of `knockout mine` ({error}); give its --out folder"
+        ) from None
+    if not shards:
+        raise UsageError(f"{folder}: found no scored rollouts in {folder / 'scores'}")
+    return MiningRun(shards, scores, dict(models), [int(v) for v in rocks["rock_id"]])
+
+
+@torch.inference_mode()
+def measure(
+    student: ScoringModel,
+    teacher: ScoringModel,
+    shards: list[Path],
+    groups: dict[str, list[int]],
+    *,
+    tokens_per_batch: int = 4096,
+    chunk: int | None = None,
+) -> Geometry:
+    """Runs both models over the rollouts and adds up gradients.
+
+    Args:
+        student: Whose logits the gradient is of.
+        teacher: Shares its token ids.
+        shards: Rollouts; their counts balance the types.
+        groups: Group to token ids, as `choose_types` gives them.
+        tokens_per_batch: Most tokens of a forward pass, padding included.
+        chunk: Positions whose logits exist at once; None for about 512 MB of temporaries.
+
+    Raises:
+        KnockoutError: A rollout holds a token outside the models' shared ids.
+    """
+    width = min(student.vocab_size, teacher.vocab_size)
+    chunk = chunk or chunk_positions(max(student.vocab_size, teacher.vocab_size))
+    counts = torch.zeros(width, dtype=torch.int64)
+    for path in shards:
+        tokens = read_shard(path).tokens
+        if len(tokens) and int(tokens.max()) >= width:
+            raise KnockoutError(
+                f"{path}: holds token {int(tokens.max())}, but the models share ids 0 to {width - 1}"
+            )
+        counts += torch.from_numpy(np.bincount(tokens, minlength=width))
+    sums = GradientSums(counts, [v for group in GROUPS for v in groups.get(group, [])])
+    budget = tokens_per_batch if student.split and teacher.split else 1
+    for number, path in enumerate(shards, start=1):
+        for emitted, sides in _passes(student, teacher, read_shard(path), budget):
+            for start in range(0, len(emitted), chunk):
+                part = slice(start, start + chunk)
+                own, target = (head(states[part]) for states, head in sides)
+                kl, gradient = kl_gradient(own.to(target.device), target)
+                sums.add(emitted[part], kl.cpu(), gradient.cpu())
+        log.info("geometry: %d of %d prompts, %d positions", number, len(shards), sums.n)
+    try:
+        return sums.finish()
+    except ValueError as error:
+        raise KnockoutError(f"{error}; run `knockout mine` again") from error
+
+
+def _passes(
+    student: ScoringModel, teacher: ScoringModel, shard: Shard, budget: int
+) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    """Emitted tokens of a batch of responses, and each model's states and head for them."""
+    responses = [r for r in shard.responses() if len(r)]
+    sequences = [np.concatenate([shard.prompt, r]) for r in responses]
+    start = len(shard.prompt)
+    for batch in length_batches([len(s) for s in sequences], budget):
+        part = [sequences[i] for i in batch]
+        sides = [
+            (m.states(part, [start] * len(part)), m.head) if m.split else m.whole(part[0], start)
+            for m in (student, teacher)
+        ]
+        yield torch.from_numpy(np.concatenate([responses[i] for i in batch])).long(), sides
+
+
+def table(found: Geometry, groups: dict[str, list[int]], scores: pd.DataFrame) -> pd.DataFrame:
+    """One row a type: its group and geometry, and stagnation where a student before is known.
+
+    `delta_kl` is mean KL after minus before training, `remaining_kl` their quotient: near 1 for a
+    type that training left where it was.
+    """
+    import pandas as pd
+
+    group_of = {v: group for group, ids in groups.items() for v in ids}
+    ids = found.type_ids.tolist()
+    names = ["count", "mean_kl", "mean_norm", "norm", "coherence", "cos_global"]
+    names += ["cos_global_rest", "cos_balanced", "cos_balanced_rest", "share_global"]
+    frame = pd.DataFrame(
+        {"group": [group_of[v] for v in ids], "token_id": ids}
+        | {name: getattr(found, name).tolist() for name in names}
+    )
+    known = scores.set_index("token_id").reindex(ids)
+    frame.insert(2, "token", known["token"].tolist())
+    if "mean_kl_before" in known:
+        before = known["mean_kl_before"].to_numpy()
+        after = known["mean_kl"].to_numpy()
+        frame["mean_kl_before"] = before
+        frame["delta_kl"] = after - before
+        frame["remaining_kl"] = np.divide(
+            after, before, out=np.full(len(after), np.nan), where=before > 0
+        )
+    return frame
+
+
+def figure(rows: pd.DataFrame, found: Geometry) -> Any:
+    """Norm against cosine, the two cosines, and stagnation, with a colour per group."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    panels = [
+        ("mean_norm", "cos_global_rest", "mean length of g", "cosine with G_global of the rest"),
+        ("count", "norm", "positions", "length of G_v"),
+        ("cos_global_rest", "cos_balanced_rest", "cosine with G_global", "with G_balanced"),
+    ]
+    if "remaining_kl" in rows:
+        panels.append(("mean_kl_before", "remaining_kl", "KL before (nats)", "KL left, share"))
+    else:
+        panels.append(("mean_kl", "coherence", "mean KL (nats)", "coherence"))
+    plot = make_subplots(rows=2, cols=2, horizontal_spacing=0.12, vertical_spacing=0.14)
+    colours = dict(zip(GROUPS, ("#c23b22", "#e0a100", "#4477aa"), strict=True))
+    for place, (x, y, x_title, y_title) in enumerate(panels):
+        at = {"row": place // 2 + 1, "col": place % 2 + 1}
+        for group, part in rows.groupby("group", sort=False):
+            plot.add_trace(
+                go.Scatter(
+                    x=part[x].tolist(),
+                    y=part[y].tolist(),
+                    text=part["token"].tolist(),
+                    mode="markers",
+                    name=str(group),
+                    legendgroup=str(group),
+                    showlegend=place == 0,
+                    marker={"color": colours[str(group)], "size": 8, "opacity": 0.75},
+                ),
+                **at,
+            )
+        plot.update_xaxes(title=x_title, type="log" if x in ("count", "mean_norm") else None, **at)
+        plot.update_yaxes(title=y_title, type="log" if y == "norm" else None, **at)
+    plot.update_layout(
+        title=f"Logit gradients of {len(rows)} types over {found.n_positions:,} positions",
+        template="plotly_white",
+        height=800,
+    )
+    return plot
+
+
+def summary(rows: pd.DataFrame, found: Geometry, models: dict[str, str]) -> dict[str, Any]:
+    """Medians by group and the two directions, for `geometry.json`."""
+    numbers = rows.drop(columns=["token_id", "token"]).groupby("group", sort=False).median()
+    return {
+        "models": models,
+        "n_positions": found.n_positions,
+        "n_types": found.n_types,
+        "norm_global": found.norm_global,
+        "norm_balanced": found.norm_balanced,
+        "cos_directions": found.cos_directions,
+        "medians": json.loads(numbers.to_json(orient="index")),
+    }
+
+
+def write(
+    out: Path, rows: pd.DataFrame, found: Geometry, models: dict[str, str], *, embed: bool
+) -> None:
+    """Writes geometry.csv, geometry.json and geometry.html."""
+    from knockout.mining.plots import write_figure
+
+    write_text(out / "geometry.csv", rows.to_csv(index=False))
+    text = json.dumps(summary(rows, found, models), indent=2, ensure_ascii=False)
+    write_text(out / "geometry.json", text + "\n")
+    write_figure(figure(rows, found), out / "geometry.html", embed=embed)
+
+
+def groups_of(
+    run: MiningRun, n: int, seed: int, min_count: int, special: list[int]
+) -> dict[str, list[int]]:
+    """`choose_types` on a mining run."""
+    scores = run.scores
+    width = int(scores["token_id"].max()) + 1
+    counts, mean_kl = np.zeros(width, dtype=np.int64), np.zeros(width)
+    counts[scores["token_id"]] = scores["frequency"]
+    mean_kl[scores["token_id"]] = scores["mean_kl"]
+    rocks = [v for v in run.rocks if v < width]
+    return choose_types(
+        counts,
+        mean_kl,
+        rocks,
+        n,
+        seed,
+        min_count=min_count,
+        excluded=[v for v in special if v < width],
+    )
