@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,9 @@ def mine(
     chat_template: Annotated[
         bool, typer.Option(help="Wrap prompts in the student's chat template, if it has one.")
     ] = True,
+    chat_args: Annotated[
+        str, typer.Option(help="Arguments of the template as JSON: '{\"enable_thinking\": false}'.")
+    ] = "{}",
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts per prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest rollout, in tokens.")] = 1024,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
@@ -109,7 +113,11 @@ def mine(
     settings = MineSettings(rollouts, max_tokens, sampling, run_seed, ratio_top_k, dtype)  # type: ignore[arg-type]
     listing = ListSettings(top, by, drop_most_frequent, min_count, list_seed, keep_special)
     models = open_models(teacher, student, student_before)
-    found = _prompts(models.tokenizer, benchmark or [], prompts, data_dir, limit, chat_template)
+    template = chat_template and bool(getattr(models.tokenizer, "chat_template", None))
+    arguments = _template_arguments(chat_args)
+    found = _prompts(
+        models.tokenizer, benchmark or [], prompts, data_dir, limit, template, arguments
+    )
 
     def open_engine(folder: Path) -> Any:
         from knockout.engines.open import open_engine as start
@@ -208,19 +216,19 @@ def _prompts(
     path: Path | None,
     data_dir: Path | None,
     limit: int | None,
-    use_template: bool,
+    template: bool,
+    arguments: dict[str, Any],
 ) -> list[Prompt]:
     """The prompts of all sources, as token ids."""
     from knockout.mining.rollouts import Prompt, read_prompts
 
     if not benchmarks and path is None:
         raise UsageError("no prompts: give --benchmark or --prompts")
-    template = use_template and bool(getattr(tokenizer, "chat_template", None))
     found: list[Prompt] = []
     if benchmarks:
         from knockout.benchmarks import Chat, encode_prompt, load_benchmark
 
-        chat = Chat(template=template)
+        chat = Chat(template=template, args=arguments)
         for name in benchmarks:
             for one in load_benchmark(
                 name,
@@ -234,11 +242,24 @@ def _prompts(
                     for p in one.problems
                 ]
     if path is not None:
-        found += read_prompts(path, _encoder(tokenizer, template), limit)
+        found += read_prompts(path, _encoder(tokenizer, template, arguments), limit)
     return found
 
 
-def _encoder(tokenizer: Any, template: bool) -> Callable[[Any], Sequence[int]]:
+def _template_arguments(text: str) -> dict[str, Any]:
+    """The value of --chat-args."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--chat-args is {text!r}: not valid JSON: {error.msg}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"--chat-args is {text!r}; expected a JSON object")
+    return value
+
+
+def _encoder(
+    tokenizer: Any, template: bool, arguments: dict[str, Any]
+) -> Callable[[Any], Sequence[int]]:
     """Text or chat to token ids."""
 
     def encode(value: Any) -> Sequence[int]:
@@ -247,7 +268,9 @@ def _encoder(tokenizer: Any, template: bool) -> Callable[[Any], Sequence[int]]:
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError("prompts hold messages, but the student has no chat template")
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **arguments
+        )
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     return encode
