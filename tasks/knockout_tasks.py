@@ -47,7 +47,7 @@ def ifeval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, 
     from lm_eval.tasks.ifeval.utils import process_results
 
     text = answer_part(results[0], think_end="</think>") or ""
-    graded = process_results(doc, [text.strip()])
+    graded = process_results(doc, [text])
     return {name: graded[name] for name in ("prompt_level_strict_acc", "prompt_level_loose_acc")}
 
 

@@ -83,7 +83,7 @@ def test_only_graded_answers_can_be_right() -> None:
 
 
 def test_answer_part() -> None:
-    assert answer_part("a</think>b</think> c", think_end="</think>") == " c"
+    assert answer_part("a</think>b</think> c", think_end="</think>") == "c"
     assert answer_part("a", think_end="</think>") == "a"
     assert answer_part("a", think_end="</think>", think_open=True) is None
     assert answer_part("a</s>\n<|im_end|>\n", think_end=None) == "a"

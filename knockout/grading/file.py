@@ -33,7 +33,7 @@ def grade_file(
     think_end: str | None = "</think>",
     workers: int = 1,
     timeout_s: float = 10.0,
-    memory_mb: int = 4096,
+    memory_mb: int = 2048,
 ) -> Iterator[dict[str, Any]]:
     r"""Grades a JSONL file of responses, in its order.
 
@@ -49,7 +49,7 @@ def grade_file(
         think_end: What closes the thinking part.
         workers: Processes that grade.
         timeout_s: Wall time for one response.
-        memory_mb: Memory of a process, in MiB.
+        memory_mb: What grading may take in a process on top of its imports, in MiB.
 
     Yields:
         `correct` (0 or 1), `extracted` and `status` for each line.

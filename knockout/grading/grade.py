@@ -46,7 +46,7 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
         think_open: Whether the prompt itself already opened the tag.
 
     >>> answer_part("<think>hm</think>\\n7<|im_end|>", think_end="</think>")
-    '\\n7'
+    '7'
     >>> answer_part("<think>hm", think_end="</think>") is None
     True
     """
@@ -55,7 +55,7 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
         return text
     _, closed, rest = text.rpartition(think_end)
     if closed:
-        return rest
+        return rest.lstrip()
     opening = think_end.replace("/", "", 1)
     if think_open or (opening != think_end and opening in text):
         return None

@@ -42,9 +42,7 @@ def grade_ifeval(
     prepare()
     utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
     record = {"key": 0, **doc, "kwargs": [dict(k or {}) for k in doc["kwargs"]]}
-    return Grade(
-        int(utils.process_results(record, [text.strip()])["prompt_level_strict_acc"]), "ok"
-    )
+    return Grade(int(utils.process_results(record, [text])["prompt_level_strict_acc"]), "ok")
 
 
 def check_doc(doc: Mapping[str, Any]) -> str | None:

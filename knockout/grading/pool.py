@@ -68,7 +68,7 @@ class GraderPool:
         benchmarks: What has a `name` and a `grader`.
         workers: Number of processes; they start with the first item.
         timeout_s: Wall time for one item, in seconds.
-        memory_mb: Address space of a worker, in MiB.
+        memory_mb: What grading may take in a worker on top of its imports, in MiB.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class GraderPool:
         *,
         workers: int = 1,
         timeout_s: float = 10.0,
-        memory_mb: int = 4096,
+        memory_mb: int = 2048,
     ) -> None:
-        if workers < 1 or timeout_s <= 0 or memory_mb < 256:
-            raise ValueError(f"{workers=} {timeout_s=} {memory_mb=}: need ≥ 1, > 0 and ≥ 256")
+        if workers < 1 or timeout_s <= 0 or memory_mb < 64:
+            raise ValueError(f"{workers=} {timeout_s=} {memory_mb=}: need ≥ 1, > 0 and ≥ 64")
         graders = {benchmark.name: benchmark.grader for benchmark in benchmarks}
         self._names = frozenset(graders)
         self._spec = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from knockout.grading.grade import Grade
 from knockout.grading.graders import Grader
@@ -28,8 +29,6 @@ def main(pipe_fd: int, graders_fd: int, memory_mb: int, timeout_s: float) -> Non
     """Serves until the pipe closes, which it also does when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
-    limit = memory_mb * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(pipe_fd)
     # Workers share the file and its offset, so it is read without moving.
@@ -37,6 +36,7 @@ def main(pipe_fd: int, graders_fd: int, memory_mb: int, timeout_s: float) -> Non
     graders: dict[str, Grader] = pickle.loads(pickled)
     for grader in graders.values():
         grader.warm_up()
+    _limit_memory(memory_mb)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(None)  # ready
         while True:
@@ -52,6 +52,13 @@ def _grade(grader: Grader, index: int, response: str | None, finished: bool) -> 
         return Grade(0, "error", "out of memory")
     except Exception as error:  # a task's code may raise anything; that is data, not a crash
         return Grade(0, "error", f"{type(error).__name__}: {error}"[:500])
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """Limits the address space to what the imports took (which varies by machine) and this much."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + memory_mb * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _limit_cpu(timeout_s: float) -> None:
