@@ -237,6 +237,21 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
     assert "no column verdict_nominal" in str(bad.exception)
 
 
+def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(cli_mine.mine)
+    command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]
+    command += ["--benchmark", "knockout_starter_arithmetic", "--limit", "3", "--min-count", "1"]
+    command += ["--out", str(tmp_path), "--engine", "transformers", "--max-tokens", "20"]
+    done = CliRunner().invoke(app, [*command, "--no-embed-plotly"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    shards = [read_shard(p) for p in sorted((tmp_path / "scores").glob("*.npz"))]
+    assert len({s.doc_id for s in shards}) == 3
+    assert all(s.doc_id.startswith("knockout_starter_arithmetic/") for s in shards)
+    bad = CliRunner().invoke(app, [*command, "--chat-args", "[]"])
+    assert "--chat-args is '[]'; expected a JSON object" in str(bad.exception)
+
+
 def test_too_few_occurrences_say_what_to_do(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(cli_mine.mine)
