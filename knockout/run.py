@@ -203,6 +203,10 @@ def _max_model_len(sweep: Sweep, folder: Path) -> int:
         raise UsageError(
             f"the model {sweep.model!r} names no length limit; set engine.max_model_len"
         )
+    if len(limits) == 2 and limits[0] > limits[1]:
+        raise UsageError(
+            f"engine.max_model_len is {limits[0]}, but {sweep.model!r} allows {limits[1]}"
+        )
     return int(min(limits))
 
 

@@ -114,7 +114,19 @@ def finished(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    heavy = "torch numpy pandas pydantic yaml rich transformers vllm lm_eval scipy pyarrow".split()
+    heavy = [
+        "torch",
+        "numpy",
+        "pandas",
+        "pydantic",
+        "yaml",
+        "rich",
+        "transformers",
+        "vllm",
+        "lm_eval",
+        "scipy",
+        "pyarrow",
+    ]
     code = (
         "import sys, time; began = time.perf_counter(); from knockout.cli import main\n"
         "sys.argv = ['knockout', '--help']\n"
