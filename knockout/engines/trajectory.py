@@ -79,8 +79,9 @@ class Trajectory:
         self.limit = min(request.max_tokens, max_model_len - len(request.prompt))
         self._eos_ids = eos_ids
         self._stops = stops
-        self._top_ids: list[NDArray[np.int32]] = []
-        self._top_logprobs: list[NDArray[np.float32]] = []
+        # (capacity, L), grown by doubling: a long run holds millions of these steps.
+        self._top_ids = np.empty((0, request.logprobs), dtype=np.int32)
+        self._top_logprobs = np.empty((0, request.logprobs), dtype=np.float32)
 
     @property
     def n_generated(self) -> int:
@@ -121,17 +122,20 @@ class Trajectory:
             if ended := self.finish:
                 break
         if top_ids is not None and top_logprobs is not None:
-            self._top_ids.append(top_ids[:taken])
-            self._top_logprobs.append(top_logprobs[:taken])
+            end = self.n_generated
+            if end > len(self._top_ids):
+                self._top_ids = _grown(self._top_ids, end)
+                self._top_logprobs = _grown(self._top_logprobs, end)
+            self._top_ids[end - taken : end] = top_ids[:taken]
+            self._top_logprobs[end - taken : end] = top_logprobs[:taken]
         return ended
 
     def completion(self, finish: Finish, error: str | None = None) -> Completion:
         """What the engine returns."""
-        top = self.request.logprobs
         top_ids = top_logprobs = None
-        if top:
-            top_ids = np.concatenate([np.empty((0, top), np.int32), *self._top_ids])
-            top_logprobs = np.concatenate([np.empty((0, top), np.float32), *self._top_logprobs])
+        if self.request.logprobs:
+            top_ids = self._top_ids[: self.n_generated].copy()
+            top_logprobs = self._top_logprobs[: self.n_generated].copy()
         return Completion(
             key=self.request.key,
             tokens=np.asarray(self.tokens, dtype=np.int32),
@@ -141,6 +145,13 @@ class Trajectory:
             top_logprobs=top_logprobs,
             error=error,
         )
+
+
+def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The array with room for at least `rows` rows."""
+    larger = np.empty((max(rows, 2 * len(array), 64), array.shape[1]), dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger
 
 
 def check_request(request: Request, info: EngineInfo, open_keys: Collection[str]) -> None:
