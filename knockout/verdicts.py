@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from knockout.stats.paired import Tally
     from knockout.stats.sequential import Settlement
 
-__all__ = ["COLUMNS", "POOLED", "build_verdicts", "settle_cube", "verdict_records", "write_verdicts"]
+__all__ = [
+    "COLUMNS",
+    "POOLED",
+    "build_verdicts",
+    "settle_cube",
+    "verdict_records",
+    "write_verdicts",
+]
 
 Rule = Literal["fdr", "nominal"]
 Target = Literal["population", "benchmark"]
@@ -317,7 +324,12 @@ def _race(
         target=target,
         max_rounds=max_rounds,
     )
-    return _Tests(settled.p_values, low, high)
+    # The bets behind p and those behind the interval differ for target population: 0 goes by p.
+    p = settled.p_values
+    seen, lost = p <= alpha * (1 + _TIE), settled.log_pillar > settled.log_stumbling
+    low = np.where(seen & ~lost, np.maximum(low, 0.0), np.where(seen, low, np.minimum(low, 0.0)))
+    high = np.where(seen & lost, np.minimum(high, 0.0), np.where(seen, high, np.maximum(high, 0.0)))
+    return _Tests(p, low, high)
 
 
 def _judge(

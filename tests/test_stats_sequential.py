@@ -9,7 +9,13 @@ import pytest
 
 from knockout.stats.multiplicity import ebh
 from knockout.stats.paired import Tally, pair, tally_problems
-from knockout.stats.sequential import BETS, confidence_sequence, log_capital, settle
+from knockout.stats.sequential import (
+    BETS,
+    confidence_sequence,
+    log_capital,
+    log_sign_capital,
+    settle,
+)
 
 
 def sweep(rng, n_candidates, p, rounds, forks, lost, won):
@@ -49,6 +55,22 @@ def test_expected_capital_is_at_most_one_for_uneven_problems_with_mean_zero() ->
         expectation += chance * np.exp(log_capital(tally, 0.0, "below"))[0]
     assert expectation <= 1 + 1e-12
     assert expectation > 0.8
+
+
+def test_bets_on_signs_are_exactly_fair_given_the_sizes() -> None:
+    sizes = [1, 1, 2, 4, 4, 3, 0]  # quarters
+    grid = np.arange(-4, 5)
+    rows = [
+        [sum(s * k == v for s, k in zip(signs, sizes, strict=True)) for v in grid]
+        for signs in itertools.product((-1, 1), repeat=len(sizes))
+    ]
+    tally = Tally(grid, np.full(9, 4), np.array(rows))
+    for side in ("below", "above"):
+        assert np.exp(log_sign_capital(tally, side)).mean() == pytest.approx(1.0, abs=1e-12)
+    assert log_sign_capital(Tally(grid, np.full(9, 4), np.array(rows) * 0), "below")[0] == 0
+    one_way = Tally(np.array([-1]), np.array([8]), np.array([[30]]))
+    assert log_sign_capital(one_way, "below")[0] > 15  # bounded bets: 30 · log(1 + 1/8) = 3.5
+    assert log_capital(one_way, 0.0, "below")[0] < 3.6
 
 
 @pytest.mark.parametrize("target", ["population", "benchmark"])

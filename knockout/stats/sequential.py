@@ -22,6 +22,12 @@ independent draws: the product over problems is an e-value E_r. A look at round 
 the evidence, with weights fixed beforehand that sum to 1. The running sum never shrinks and its
 expectation at the last planned round is ≤ 1, hence at every stopping time too. The price is a
 factor of at most the number of planned rounds, log(16) = 2.8 units of log-evidence.
+Means over seeds are small against the bounds ±1, so bounded bets starve on 30 problems. Effects
+are therefore bet on with the null of the sign-flip test: given its size, each problem's sign is a
+fair coin, so 1 + tanh(λd) has expectation 1 for every λ (de la Peña 1999), even one chosen from the
+sizes. λ is a multiple of 1 / max|d|, where tanh is nearly linear; as log(1 + tanh x) ≤ x, evidence
+shrinks under every other null of mean zero as well. Equivalence and intervals need the mean
+itself and keep the bounded bets.
 
 With several candidates, e-BH (Wang & Ramdas 2022) needs nothing but E[e] ≤ 1 for each: it holds
 under any dependence and with a different stopping time for each candidate. A settled candidate's
@@ -36,16 +42,26 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from .multiplicity import ebh
 from .paired import Floats, Pairs, Tally, pair, tally_problems
 
-__all__ = ["BETS", "Settlement", "confidence_sequence", "log_capital", "settle"]
+__all__ = [
+    "BETS",
+    "SIGN_BETS",
+    "Settlement",
+    "confidence_sequence",
+    "log_capital",
+    "log_sign_capital",
+    "settle",
+]
 
 BETS: Floats = np.concatenate([2.0 ** (-np.arange(8, 0, -1) / 2), [0.8, 0.86, 0.92, 0.96, 0.98]])
 """The λ of the mixture, as shares of the largest admissible one: small ones for small effects among
 many differing cells, large ones for the many units that do not differ at all."""
+
+SIGN_BETS: Floats = 2.0 ** (np.arange(-8, 3) / 2)
+"""The λ of the bets on signs, as multiples of 1 / the largest difference of a problem."""
 
 Status = Literal["open", "pillar", "stumbling_block", "equivalent"]
 
@@ -58,8 +74,8 @@ class Settlement:
         status: (C,) "pillar", "stumbling_block", "equivalent" or "open".
         settled_round: (C,) int64, the round (from 1) after which it was settled; 0 while open.
         rounds: (C,) int64, rounds whose grades count: up to the settling one, else all.
-        log_pillar: (C,) log e-value against Δ ≥ 0 over those rounds.
-        log_stumbling: (C,) the same against Δ ≤ 0.
+        log_pillar: (C,) log e-value against "no effect or a gain" over those rounds.
+        log_stumbling: (C,) the same against "no effect or a loss".
         log_equivalent: (C,) the same against |Δ| ≥ margin.
     """
 
@@ -89,6 +105,25 @@ def log_capital(tally: Tally, null: float | Floats, side: Literal["below", "abov
         (C,) log of the capital averaged over `BETS`.
     """
     return np.asarray(_mixed(_log_bets(tally, null, side)))
+
+
+def log_sign_capital(tally: Tally, side: Literal["below", "above"]) -> Floats:
+    """Log e-value of one batch of units against "each sign is a fair coin, given its size".
+
+    Args:
+        tally: Differences of C candidates.
+        side: "below" bets on losses, "above" on gains.
+
+    Returns:
+        (C,) log of the capital averaged over `SIGN_BETS`; 0 where nothing differs.
+    """
+    sizes = np.where(tally.counts > 0, np.abs(tally.values), 0.0)
+    largest = sizes.max(axis=1, initial=0.0)
+    towards = -tally.values if side == "below" else tally.values
+    scaled = SIGN_BETS[None, :] / np.where(largest > 0, largest, 1.0)[:, None]
+    x = np.where(tally.counts > 0, towards, 0.0)[:, :, None] * scaled[:, None, :]
+    logs = np.log(2) - np.logaddexp(0.0, -2 * x)  # log(1 + tanh x)
+    return np.asarray(_mixed(np.einsum("ca,cag->cg", tally.counts, logs)))
 
 
 def settle(
@@ -227,13 +262,13 @@ def _edge(
     sense = 1.0 if side == "below" else -1.0
     kept, gone = np.full(n_candidates, -sense), np.full(n_candidates, sense)
     under, over = np.full(n_candidates, -np.inf), np.full(n_candidates, np.inf)
-    for null in sense * np.linspace(-1, 1, 65)[1:-1]:
+    for null in sense * np.linspace(-1, 1, 33)[1:-1]:
         value = excess(null, side)
         refuted = value >= 0
         first = refuted & np.isinf(over)
         gone, over = np.where(first, null, gone), np.where(first, value, over)
         kept, under = np.where(refuted, kept, null), np.where(refuted, under, value)
-    for _ in range(8):
+    for _ in range(10):
         with np.errstate(invalid="ignore"):
             secant = gone - over * (gone - kept) / (over - under)
         middle = np.where(np.isfinite(secant), secant, (kept + gone) / 2)
@@ -267,7 +302,9 @@ class _Race:
         if self.target == "benchmark":
             self.capital += bets
             return _mixed(self.capital)
-        self.looks = np.logaddexp(self.looks, _mixed(bets) - np.log(self.last))
+        mixed = _mixed(bets)
+        mixed[0], mixed[1] = log_sign_capital(tally, "below"), log_sign_capital(tally, "above")
+        self.looks = np.logaddexp(self.looks, mixed - np.log(self.last))
         return self.looks
 
 
@@ -297,7 +334,8 @@ def _log_bets(tally: Tally, null: float | Floats, side: str) -> Floats:
 
 def _mixed(bets: Floats) -> Floats:
     """Log of the mean capital over the bets (last axis)."""
-    return np.asarray(special.logsumexp(bets, axis=-1) - np.log(bets.shape[-1]))
+    top = bets.max(axis=-1)
+    return np.asarray(top + np.log(np.exp(bets - top[..., None]).mean(axis=-1)))
 
 
 def _claims(log_e: Floats, rule: str, alpha: float, family: int) -> NDArray[np.bool_]:
