@@ -110,16 +110,55 @@ def verdicts(
 
 def export(
     directory: RunDirectory,
-    kind: Annotated[str, typer.Option("--format", help="ids, json, csv or parquet.")] = "ids",
+    kind: Annotated[
+        str, typer.Option("--format", help="ids, json (self-describing), yaml, csv or parquet.")
+    ] = "ids",
     verdict: Annotated[
         list[str] | None,
         typer.Option(
             "--verdict", help="strong_pillar, strong_stumbling_block or neutral; may be repeated."
         ),
     ] = None,
+    evidence: Annotated[
+        list[str] | None,
+        typer.Option("--evidence", help="effect, equivalent or undetermined; may be repeated."),
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="nominal or fdr; default: the run's.")
+    ] = None,
     benchmark: Annotated[
         str | None, typer.Option("--benchmark", help="Judge by this benchmark alone.")
     ] = None,
+    across: Annotated[
+        str,
+        typer.Option("--across", help="overall, or the wanted verdict on any or all benchmarks."),
+    ] = "overall",
+    rocks: Annotated[
+        Path | None,
+        typer.Option(
+            "--freeze-list",
+            metavar="ROCKS",
+            help="Those of these mined tokens that are neither pillars nor undetermined.",
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--column", help="Column of the ids in that table.")
+    ] = "rock_id",
+    keep_undetermined: Annotated[
+        bool, typer.Option("--keep-undetermined", help="Freeze undetermined rocks too.")
+    ] = False,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="The first N only.")] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="delta, p_value, p_adjusted, or a column of --scores.")
+    ] = "delta",
+    scores: Annotated[
+        Path | None, typer.Option("--scores", help="Token scores of `mine`, to rank by.")
+    ] = None,
+    for_model: Annotated[
+        str | None,
+        typer.Option("--for", metavar="MODEL", help="Refuse if its token ids mean other tokens."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Export for it in spite of that.")] = False,
     group: Annotated[str, typer.Option("--group", help="candidate or control.")] = "candidate",
     special: Annotated[
         bool, typer.Option("--special", help="Keep candidates that hold special tokens.")
@@ -127,29 +166,84 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="File; printed if not given.")] = None,
 ) -> None:
     """Writes a list of tokens for training."""
-    one_of("--format", kind, ("ids", "json", "csv", "parquet"))
+    one_of("--format", kind, ("ids", "json", "yaml", "csv", "parquet"))
     one_of("--group", group, ("candidate", "control"))
+    one_of("--across", across, ("overall", "any", "all"))
+    if rule is not None:
+        one_of("--rule", rule, ("nominal", "fdr"))
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
-    from knockout.export import render, selected, write
+    for wanted in evidence or []:
+        one_of("--evidence", wanted, ("effect", "equivalent", "undetermined"))
+    if rocks is not None and (verdict or evidence):
+        raise UsageError("--freeze-list chooses by verdict itself; leave --verdict and --evidence")
+    from knockout.export import freeze_list, ranked, render, selected, write
     from knockout.results import verdict_table
     from knockout.store import Ledger
+    from knockout.token_list import read_scores, read_token_list
 
+    sweep = sweep_of(directory)
+    chosen_rule = sweep.verdict.model_copy(update={"rule": rule} if rule else {})
     with Ledger.open(directory / "run.db") as ledger:
+        meta = ledger.meta()
         chosen = selected(
-            verdict_table(ledger, sweep_of(directory).verdict),
+            verdict_table(ledger, chosen_rule),
             verdicts=verdict or (),
+            evidence=evidence or (),
             benchmark=benchmark,
+            across=across,  # type: ignore[arg-type]
             groups={c.name: c.group for c in ledger.candidates},
             group=group,
-            special_ids=json.loads(ledger.meta()["special_ids"]),
+            special_ids=json.loads(meta["special_ids"]),
             with_special=special,
         )
+    selection: dict[str, Any] = {
+        "verdicts": verdict or [],
+        "evidence": evidence or [],
+        "benchmark": benchmark,
+        "across": across,
+        "group": group,
+    }
+    if rocks is not None:
+        listed = read_token_list(rocks, column=column)
+        chosen, left = freeze_list(listed, chosen, keep_undetermined=keep_undetermined)
+        selection["freeze_list"] = {"n_rocks": len(listed), "left_out": left}
+        told = ", ".join(f"{len(ids)} {reason}" for reason, ids in left.items())
+        print(f"{len(chosen)} of {len(listed)} rocks; left out: {told}", file=sys.stderr)
+    if top is not None:
+        chosen = ranked(chosen, top, by, None if scores is None else read_scores(scores, by))
+        selection |= {"top": top, "by": by}
+    about = None
+    if for_model is not None or kind in ("json", "yaml"):
+        about = {
+            "model": sweep.model,
+            "vocabulary": _vocabulary(sweep.model, for_model, force),
+            "run": {key: meta[key] for key in ("identity_hash", "made_by")},
+            "rule": chosen_rule.model_dump(mode="json"),
+            "selection": selection,
+        }
     if out is None:
-        sys.stdout.write(render(chosen, kind))  # type: ignore[arg-type]
+        sys.stdout.write(render(chosen, kind, about))  # type: ignore[arg-type]
     else:
-        write(chosen, kind, out)  # type: ignore[arg-type]
+        write(chosen, kind, out, about)  # type: ignore[arg-type]
         print(f"{len(chosen)} candidates in {out}", file=sys.stderr)
+
+
+def _vocabulary(model: str, other: str | None, force: bool) -> str:
+    """Fingerprint of the swept model's vocabulary, compared with another's where one is named."""
+    from knockout.token_list import vocabulary_fingerprint
+    from knockout.vocabulary import open_vocabulary
+
+    quiet_libraries()
+    own = vocabulary_fingerprint(open_vocabulary(model)[1])
+    if other is not None and not force:
+        theirs = vocabulary_fingerprint(open_vocabulary(other)[1])
+        if theirs != own:
+            raise UsageError(
+                f"--for {other}: its token ids mean other tokens than those of {model} (vocabulary "
+                f"{theirs}, not {own}); sweep that model, or give --force"
+            )
+    return own
 
 
 def sweep_of(directory: Path) -> Any:
