@@ -170,12 +170,19 @@ def test_reach_drops_frozen_tails_and_rows() -> None:
     assert soft.reach(labels, 1)[1] == 4
 
 
-def test_lambda_follows_the_kl_of_the_last_step() -> None:
+def test_lambda_follows_the_running_kl() -> None:
     batch = Batch()
     selector = Selector(Selection(FREEZE, schedule=FollowKL(high=1000, low=999), watch_every=0))
     first, second = batch.run(selector), batch.run(selector)
     assert first.metrics["frozen_weight"] == 1  # the KL is not known yet
     assert second.metrics["frozen_weight"] == 0
+    known = selector.running_kl
+    assert known == pytest.approx(
+        0.9 * first.metrics["kl_trained"] + 0.1 * second.metrics["kl_trained"]
+    )
+    batch.labels[:] = -100
+    batch.run(selector)
+    assert selector.running_kl == known  # a batch without tokens says nothing
 
 
 @pytest.mark.parametrize(

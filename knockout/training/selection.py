@@ -123,13 +123,13 @@ class Selector:
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
-        self.last_kl = math.nan
+        self.running_kl = math.nan
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._dice: dict[torch.device, torch.Generator] = {}
 
     def weight(self, step: int) -> float:
         """λ at an optimiser step."""
-        return self.selection.schedule(step, self.last_kl)
+        return self.selection.schedule(step, self.running_kl)
 
     def watches(self, step: int) -> bool:
         """Whether skipped positions are measured at this step."""
@@ -269,10 +269,17 @@ class Selector:
         weights = torch.zeros(labels.numel(), device=labels.device).index_copy(0, flat, out.weights)
         measured = ~out.entropy.isnan()
         metrics = _metrics(out.weights, kl, norm, weight, int(measured.sum()))
-        self.last_kl = metrics["kl_trained"]
+        self._remember(metrics["kl_trained"])
         return StepLoss(
             loss, weights.view(labels.shape), metrics, out.entropy[measured].sum(), measured.sum()
         )
+
+    def _remember(self, kl: float) -> None:
+        """Follows the KL of trained tokens, in nats, over about the last ten batches."""
+        if math.isnan(kl):
+            return
+        known = not math.isnan(self.running_kl)
+        self.running_kl = 0.9 * self.running_kl + 0.1 * kl if known else kl
 
     def _lists(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._tables:
