@@ -120,8 +120,7 @@ def find_divergences(
             f"{never} tokens with lists of shape {top_ids.shape} and {top_logprobs.shape}"
         )
     steps = _Steps(emitted, top_ids, top_logprobs, sampling, seed, first_position, vocab_size)
-    nothing = np.zeros((never, steps.x.shape[1]), dtype=bool)
-    own = steps.compare(np.arange(never), nothing, 0)
+    own = steps.check_own_pick()
 
     first, early = picked.copy(), np.zeros(len(bans), dtype=bool)
     singles = np.array([c for c, ban in enumerate(bans) if len(ban) == 1], dtype=np.int64)
@@ -255,11 +254,14 @@ class _Steps:
         self.above = np.empty(self.ids.shape, dtype=np.int64)
         self.level = np.empty(self.ids.shape, dtype=np.int64)
         for j in range(n_listed):
-            own = self.x[:, j : j + 1]
-            self.above[:, j] = (self.x > own + self.error).sum(axis=1)
-            self.level[:, j] = (self.x >= own - self.error).sum(axis=1)
+            level = self.x[:, j : j + 1]
+            self.above[:, j] = (self.x > level + self.error).sum(axis=1)
+            self.level[:, j] = (self.x >= level - self.error).sum(axis=1)
         self.log_hidden_low, self.log_hidden_high = self._log_hidden_mass(logprobs)
         self._hidden_noise: dict[int, float] = {}
+        rows, nothing = np.arange(n_steps), np.zeros(self.ids.shape, dtype=bool)
+        own = self._support(rows, nothing, 0)
+        self.own_sure, self.own_maybe, self.own_hidden, self.own_open = own
 
     def _log_hidden_mass(self, logprobs: Floats) -> tuple[Floats, Floats]:
         """Bounds on log Σ exp(ℓ/T) over the unlisted tokens, (T,) each.
@@ -281,15 +283,33 @@ class _Steps:
 
         return np.minimum(*both(rest - _LOGPROB_ERROR)), np.maximum(*both(rest + _LOGPROB_ERROR))
 
+    def check_own_pick(self) -> _Outcome:
+        """Compares what the engine emitted with the pick that the lists make, (T,)."""
+        rows = np.arange(len(self.ids))
+        return self._compare(rows, self.own_sure, self.own_maybe, self.own_hidden)
+
     def compare(self, rows: Ints, banned: Bools, n_unlisted: int) -> _Outcome:
         """Compares the pick under a ban with the baseline's.
+
+        A token that surely was in the baseline's support lost there to the emitted one on the
+        device itself, and a ban changes neither score: only newcomers can win.
 
         Args:
             rows: (N,) steps.
             banned: (N, L) which listed tokens are banned there.
             n_unlisted: Upper bound on the banned tokens that are not listed.
         """
-        sure, maybe, hidden = self._support(rows, banned, n_unlisted)
+        sure, maybe, hidden, _ = self._support(rows, banned, n_unlisted)
+        place = self.pick_place[rows, None]
+        beaten = self.own_sure[rows]
+        np.put_along_axis(beaten, place, False, axis=1)
+        found = self._compare(rows, sure, maybe & ~beaten, hidden)
+        # Where min_p and top_k leave listed tokens only, a ban of others changes nothing at all.
+        untouched = ~banned.any(axis=1) & ~self.own_open[rows]
+        return _Outcome(found.same | untouched, found.differs & ~untouched)
+
+    def _compare(self, rows: Ints, sure: Bools, maybe: Bools, hidden: Bools) -> _Outcome:
+        """The emitted token against the members of a support (as `_support` returns it)."""
         place = self.pick_place[rows, None]
         listed = self.pick_listed[rows]
         goal = self.pick_score[rows]
@@ -309,7 +329,7 @@ class _Steps:
             t = int(rows[n])
             same[n] = self.x[t, -1] + self.hidden_noise(t) < goal[n] - slack
         gone = np.where(listed, ~at_pick(maybe), ~hidden)
-        differs = gone | (listed & (sure & winners).any(axis=1))
+        differs = gone | (listed & (sure & maybe & winners).any(axis=1))
         return _Outcome(same, differs & ~same)
 
     def hidden_noise(self, t: int) -> float:
@@ -321,11 +341,14 @@ class _Steps:
             self._hidden_noise[t] = float(noise.max())
         return self._hidden_noise[t]
 
-    def _support(self, rows: Ints, banned: Bools, n_unlisted: int) -> tuple[Bools, Bools, Bools]:
+    def _support(
+        self, rows: Ints, banned: Bools, n_unlisted: int
+    ) -> tuple[Bools, Bools, Bools, Bools]:
         """Which listed tokens surely are, and may be, in the support; whether unlisted ones may.
 
         Returns:
-            (N, L) sure, (N, L) maybe, (N,) hidden.
+            (N, L) sure, (N, L) maybe, (N,) hidden, (N,) whether unlisted tokens may pass min_p
+            and top_k (and so count in the nucleus' mass).
         """
         x, above, level = self.x[rows], self.above[rows], self.level[rows]
         n_listed = x.shape[1]
@@ -351,6 +374,7 @@ class _Steps:
             sure &= (np.take_along_axis(count, level, axis=1) <= k) & ~at_end
             maybe &= np.take_along_axis(count, above, axis=1) < k
             hidden &= np.take_along_axis(count, above[:, -1:], axis=1)[:, 0] < k
+        open_ = hidden.copy()
         if self.sampling.top_p < 1:
             # Weights relative to the best token left, so that none of them vanishes beside it.
             with np.errstate(over="ignore"):
@@ -358,8 +382,6 @@ class _Steps:
                 last = np.exp(x[:, -1] - top)
                 unlisted = np.exp(self.log_hidden_high[rows] - top)
                 known = np.exp(self.log_hidden_low[rows] - top) - n_unlisted * last
-            if limited:
-                unlisted = np.minimum(unlisted, k * last)
             least, most = np.where(sure, weight, 0.0), np.where(maybe, weight, 0.0)
             total_low = least.sum(axis=1)
             total_high = most.sum(axis=1) + np.where(hidden, unlisted, 0.0)
@@ -373,7 +395,7 @@ class _Steps:
             sure &= (before_high < cap_low[:, None]) & ~at_end
             maybe &= before_low < cap_high[:, None]
             hidden &= before_low[:, -1] < cap_high
-        return sure, maybe, hidden
+        return sure, maybe, hidden, open_
 
 
 def _running_sum(values: Floats | Ints) -> Floats:

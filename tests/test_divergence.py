@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import roll, roll_many, support_plain, top_lists
@@ -13,7 +14,7 @@ from scipy import stats
 from test_sampling import samplings
 
 from knockout.divergence import find_divergences, logprobs_needed
-from knockout.sampling import Sampling, cell_seed
+from knockout.sampling import Sampling, cell_seed, gumbel
 
 PROMPT = 5
 
@@ -96,7 +97,7 @@ def test_lists_of_the_asked_length_decide_nearly_every_step_exactly() -> None:
         e, n = check_forks(model, sampling, cell_seed(0, "x", "y", seed), bans, 20)
         early, forks = early + e, forks + n
     assert forks > 50
-    assert early <= 0.02 * forks
+    assert early == 0
 
 
 def test_a_ban_that_only_moves_the_support_is_seen() -> None:
@@ -207,6 +208,23 @@ def test_an_engine_that_does_not_take_our_pick_is_counted() -> None:
         assert found.n_checked >= 19
 
 
+def test_a_near_tie_with_a_token_of_the_support_forks_nobody() -> None:
+    """Rounding could swap the two best scores on the host; the device has decided already."""
+    sampling, seed = Sampling(temperature=1.0, top_k=3), 5
+    noise = gumbel(torch.tensor(seed), torch.tensor(PROMPT), torch.arange(9)).numpy()
+    logits = np.full(9, -40.0)
+    logits[:3] = -noise[:3]
+    logits[1] += 2e-6
+    logits[2] -= 1.0
+    ids, values = top_lists(lambda _: logits, [1], logprobs_needed(sampling))
+    found = find_divergences(
+        np.array([1]), ids, values, [(0,), (1,), (2,), (8,), (5,)], sampling,
+        seed=seed, first_position=PROMPT, vocab_size=100,
+    )  # fmt: skip
+    assert found.step.tolist() == [-1, 0, -1, -1, -1]
+    assert found.n_checked == 0
+
+
 def test_same_id_twice_gives_the_same_step() -> None:
     model, sampling = RandomModel(5, 30, 1.0), Sampling(temperature=1.0, top_k=5)
     baseline = roll(model, (), 30, sampling, 1, PROMPT)
@@ -240,6 +258,12 @@ def test_missing_lists_are_refused() -> None:
             np.array([1]), None, None, [(1,)], Sampling(top_k=3),
             seed=1, first_position=0, vocab_size=9,
         )  # fmt: skip
+
+
+def test_unlisted_ties_at_the_edge_of_top_k_may_be_many() -> None:
+    """Found by the property test: ties are all kept, so top_k does not bound their number."""
+    for seed in range(40):
+        check_forks(RandomModel(seed, 5, 0.3, 0.5), Sampling(1.0, 0.3, 2), 7, [(0,), (3,)], 6, 2)
 
 
 def test_exhaustive_small_bans() -> None:
