@@ -207,6 +207,33 @@ def test_merging_never_raises_the_divergence(seed: int) -> None:
     assert (reverse_kl(a, b, merge=[[1, 4, 8]]) <= reverse_kl(a, b) + 1e-12).all()
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_low_precision_sums_in_float32(mixed: bool) -> None:
+    """Student and teacher are close: a KL that is summed or made of logits in 16 bits is off."""
+    hidden, student, _, _ = problem()
+    low = torch.bfloat16
+    states = hidden.detach().to(low)
+    near = Head(student.weight.detach().to(low).float() + 0.02 * torch.randn(V, H).to(low).float())
+    student = Head(student.weight.detach().to(low).float().requires_grad_())
+    exact = reverse_kl(
+        states.double() @ student.weight.double().T,
+        states.double() @ near.weight.to(low).double().T,
+    ).detach()
+    given = states.float() if mixed else states
+    heads = [
+        Head(h.weight if mixed else h.weight.detach().to(low).requires_grad_())
+        for h in (student, near)
+    ]
+    given.requires_grad_()
+    with torch.autocast("cpu", dtype=low, enabled=mixed):
+        found = selective_reverse_kl(given, heads[0], given.detach(), heads[1], torch.ones(N))
+    assert 0 < float(exact.mean()) < 0.01
+    torch.testing.assert_close(found.kl.double(), exact, rtol=1e-3, atol=1e-6)
+    found.loss.backward()
+    assert given.grad is not None
+    assert given.grad.isfinite().all()
+
+
 def test_shapes_are_checked() -> None:
     hidden, student, targets, teacher = problem()
     with pytest.raises(ValueError, match=r"expected \(N, H\)"):

@@ -169,12 +169,13 @@ def selective_reverse_kl(
     own = (student_hidden, student_head.weight, student_head.bias)
     if not torch.is_grad_enabled():  # else the gradients are worked out all the same
         own = (own[0].detach(), own[1].detach(), None if own[2] is None else own[2].detach())
-    parts = _SelectiveKL.apply(  # type: ignore[no-untyped-call]
-        *own,
-        teacher_hidden.detach(),
-        _Job(student_head, teacher_head, limits, over, temperature, width, chunk, merge),
-        weights.detach(),
-    )
+    job = _Job(student_head, teacher_head, limits, over, temperature, width, chunk, merge)
+    states = own[0].to(_matmul_dtype(own[0]))
+    targets = teacher_hidden.detach().to(_matmul_dtype(teacher_hidden))
+    with torch.autocast(states.device.type, enabled=False):  # it would sum the KL in low precision
+        parts = _SelectiveKL.apply(  # type: ignore[no-untyped-call]
+            states, *own[1:], targets, job, weights.detach()
+        )
     return SelectiveLoss(*parts)
 
 
@@ -274,7 +275,15 @@ class _SelectiveKL(torch.autograd.Function):
 
 def project(states: Tensor, head: Head) -> Tensor:
     """Logits (n, V) float32 of states (n, H), without gradient."""
-    return _logits(states.detach(), head, head.weight.shape[0], 1.0)[0]
+    states = states.detach().to(_matmul_dtype(states))
+    with torch.autocast(states.device.type, enabled=False):
+        return _logits(states, head, head.weight.shape[0], 1.0)[0]
+
+
+def _matmul_dtype(states: Tensor) -> torch.dtype:
+    """What a projection multiplies in: autocast's dtype inside autocast, else the states' own."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
 def _logits(
@@ -282,10 +291,11 @@ def _logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits (n, width) float32 at a temperature, and the cap's slope (n, width) or None."""
     weight = head.weight[:width].detach().to(states.dtype)
+    # Logits of 16 bits would round the KL away where student and teacher are close.
     if _HAS_OUT_DTYPE and states.is_cuda and states.dtype in (torch.float16, torch.bfloat16):
         z = torch.mm(states, weight.T, out_dtype=torch.float32)
     else:
-        z = (states @ weight.T).float()
+        z = states.float() @ weight.float().T
     if head.bias is not None:
         z.add_(head.bias[:width].detach().float())
     if head.scale != 1.0:

@@ -305,12 +305,13 @@ class Selector:
         chunk: int | None,
     ) -> Tensor:
         """(N,) the budget's score of each position."""
-        (found,) = score_hidden(
-            [(states, lambda h: project(h, student))],
-            (targets, lambda h: project(h, teacher)),
-            emitted,
-            chunk=chunk,
-        )
+        with torch.autocast(states.device.type, enabled=False):
+            (found,) = score_hidden(
+                [(states, lambda h: project(h, student))],
+                (targets, lambda h: project(h, teacher)),
+                emitted,
+                chunk=chunk,
+            )
         values = {
             "efficiency": efficiency_ratio(found.signal, found.noise),
             "entropy": found.entropy,
