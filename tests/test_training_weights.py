@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knockout import training
 from knockout.training import (
     Constant,
     FollowKL,
@@ -22,6 +24,38 @@ from knockout.training import (
 )
 
 FREEZE, PILLARS = {1, 2, 3}, {3, 4}
+
+
+def test_the_public_surface_is_what_trainers_were_told() -> None:
+    assert sorted(training.__all__) == [
+        "Constant",
+        "FollowKL",
+        "Head",
+        "Linear",
+        "Schedule",
+        "SelectiveLoss",
+        "aligned_labels",
+        "budget_weights",
+        "freeze_weights",
+        "head_of",
+        "merge_actions",
+        "near",
+        "random_windows",
+        "reverse_kl",
+        "selective_reverse_kl",
+        "token_table",
+    ]
+    assert list(inspect.signature(freeze_weights).parameters) == [
+        "labels",
+        "loss_per_token",
+        "freeze_list",
+        "window",
+        "threshold",
+        "weight",
+        "pillars",
+        "label_shift",
+    ]
+    assert list(inspect.signature(budget_weights).parameters)[:2] == ["scores", "budget"]
 
 
 def batch(seed: int, rows: int = 4, length: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
