@@ -1,0 +1,167 @@
+"""One HTML file from a run directory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from knockout._version import __version__
+from knockout.files import write_text
+from knockout.report.data import details, overview
+from knockout.report.sample import Sample, pack, sample_pairs
+from knockout.report.source import RunView, open_ledger, open_texts, read_run
+from knockout.report.tokens import TokenTexts
+from knockout.report.trajectories import (
+    MOST_REPLACEMENTS,
+    frequencies,
+    most_common,
+    replacements,
+    some_rows,
+)
+from knockout.store import Ledger
+
+__all__ = ["build_report", "render_page"]
+
+# Room for trajectories beside the plotting library (1.2 MB) and the tables.
+TRAJECTORY_BYTES = 2_400_000
+# Forks whose replacement is looked up, over all candidates; each costs a read of its tokens.
+MOST_LOOKED_UP = 60_000
+
+_SCRIPTS = ("core", "plots", "overview", "table", "candidate", "pair", "explore", "health", "main")
+
+
+def build_report(
+    folder: Path, out: Path | None = None, *, budget: int = TRAJECTORY_BYTES
+) -> dict[str, Any]:
+    """Writes a run's report.
+
+    Args:
+        folder: The run directory.
+        out: The file; `report.html` in the run directory by default.
+        budget: Bytes that sampled trajectories may take in the file.
+
+    Returns:
+        path, bytes, seconds, pairs (in the file) and forks (in the run).
+
+    Raises:
+        UsageError: There is no run.
+        KnockoutError: Its ledger is damaged, or the file cannot be written.
+    """
+    started = time.monotonic()
+    target = out or folder / "report.html"
+    with open_ledger(folder) as ledger:
+        run = read_run(folder, ledger)
+        texts = open_texts(run.sweep, ledger)
+        chunks, sample = report_chunks(run, ledger, texts, budget)
+    page = render_page(f"{run.folder.resolve().name} · knockout", chunks, live=False)
+    write_text(target, page)
+    return {
+        "path": target,
+        "bytes": len(page.encode("utf-8")),
+        "seconds": time.monotonic() - started,
+        "pairs": sample.n_pairs,
+        "forks": sample.n_forks,
+    }
+
+
+def report_chunks(
+    run: RunView, ledger: Ledger, texts: TokenTexts, budget: int
+) -> tuple[dict[str, str], Sample]:
+    """The report's data by name, packed; the page unpacks a chunk when it needs it."""
+    found, total = frequencies(ledger)
+    head = overview(run, ledger, found, total, has_tokenizer=texts.has_tokenizer)
+    sample = sample_pairs(run, ledger, budget)
+    head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
+    head["config"] = (run.folder / "config.yaml").read_text(encoding="utf-8")
+    chunks = {"overview": pack(head)}
+    used = set(sample.tokens)
+    counted = candidate_replacements(run, ledger)
+    for c in range(len(ledger.candidates)):
+        detail = details(run, c)
+        for b, of_benchmark in enumerate(detail):
+            of_benchmark["replaced"] = counted.get((b, c), {"n": 0, "top": []})
+            used.update(t for entry in of_benchmark["replaced"]["top"] for t in entry[:2] if t >= 0)
+        chunks[f"c{c}"] = pack({"details": detail, "pairs": sample.knockouts.get(c, [])})
+    for name, cell in sample.baselines.items():
+        chunks[f"b{name}"] = pack(cell)
+    used.update(token for candidate in ledger.candidates for token in candidate.token_ids)
+    chunks["vocab"] = pack(texts.vocab(used))
+    return chunks, sample
+
+
+def candidate_replacements(
+    run: RunView, ledger: Ledger, only: int | None = None
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """The most frequent replacements of each candidate (or of one) on each benchmark."""
+    who = range(len(ledger.candidates)) if only is None else [only]
+    slices = [run.forks.rows(b, c) for b in range(len(run.cells)) for c in who]
+    each = min(MOST_REPLACEMENTS, max(MOST_LOOKED_UP // max(len(slices), 1), 10))
+    rows = [int(row) for at in slices for row in some_rows(at, each)]
+    counted = replacements(ledger, run.forks, rows)
+    return {key: most_common(counts) for key, counts in counted.items()}
+
+
+def render_page(
+    title: str, chunks: dict[str, str], *, live: bool, settings: dict[str, Any] | None = None
+) -> str:
+    """The page, with its styles, scripts and data inside.
+
+    Args:
+        title: Of the page.
+        chunks: Packed data by name.
+        live: Whether the page asks a server for its data.
+        settings: What the scripts are told besides; no secret of the run's belongs here.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    package = files("knockout.report")
+    page = package / "page"
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    sources = [(page / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    app = '"use strict";\n(() => {\n' + "\n".join(sources) + "\n})();\n"
+    plotly = (package / "vendor" / "plotly-basic.min.js").read_text(encoding="utf-8")
+    licence = (package / "vendor" / "plotly-basic.LICENSE.txt").read_text(encoding="utf-8")
+    scripts = {"plotly": plotly, "app": app}
+    for name, script in scripts.items():
+        if "</script" in script.lower() or "<!--" in script:
+            raise ValueError(f"the script {name} holds what would end it")
+    policy = [
+        "default-src 'none'",
+        "script-src " + " ".join(_hash(script) for script in scripts.values()),
+        # Plotly sets styles of its own elements while it draws.
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "connect-src 'self'" if live else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return environment.from_string((page / "page.html").read_text(encoding="utf-8")).render(
+        title=title,
+        policy="; ".join(policy),
+        css=(page / "page.css").read_text(encoding="utf-8"),
+        scripts=scripts,
+        licence=licence,
+        chunks=chunks,
+        settings=_embedded_json({"live": live, **(settings or {})}),
+        version=__version__,
+    )
+
+
+def _hash(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return f"'sha256-{digest}'"
+
+
+def _embedded_json(value: Any) -> str:
+    """JSON that can stand inside a script element whatever it holds."""
+    text = json.dumps(value, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,236 @@
+"""The report's numbers, shaped for its pages. Everything here can be written as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.report.source import RunView
+from knockout.report.tables import CellTable, ForkTable, describe_forks
+from knockout.store import Ledger
+
+__all__ = ["VERDICTS", "count_verdicts", "details", "overview", "verdict_key"]
+
+VERDICTS = ("strong_pillar", "strong_stumbling_block", "equivalent", "undetermined")
+"""Keys of the report's verdicts: neutral is split by its evidence."""
+
+_RULES = ("nominal", "fdr")
+_KEYS = {"key": None, "key_nominal": "nominal", "key_fdr": "fdr"}
+
+
+def verdict_key(row: dict[str, Any], margin: float, rule: str | None = None) -> str:
+    """The verdict of a row by a rule (by the run's own where None), neutral split by evidence."""
+    verdict = row["verdict"] if rule is None else row[f"verdict_{rule}"]
+    if verdict != "neutral":
+        return str(verdict)
+    inside = row["ci_low"] > -margin and row["ci_high"] < margin
+    return "equivalent" if inside or row["evidence"] == "equivalent" else "undetermined"
+
+
+def count_verdicts(rows: Iterable[dict[str, Any]], margin: float, rule: str) -> dict[str, int]:
+    """How many rows have each verdict by a rule."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for row in rows:
+        counts[verdict_key(row, margin, rule)] += 1
+    return counts
+
+
+def overview(
+    run: RunView,
+    ledger: Ledger,
+    found: NDArray[np.int64],
+    total: NDArray[np.int64],
+    *,
+    has_tokenizer: bool = True,
+) -> dict[str, Any]:
+    """Everything but the details of single candidates.
+
+    Args:
+        run: The run.
+        ledger: Its ledger, for the names of candidates and benchmarks.
+        found: (B, C) occurrences of each candidate in the baselines.
+        total: (B,) tokens of the baselines.
+        has_tokenizer: Whether tokens can be shown by their texts.
+    """
+    names = [benchmark.name for benchmark in ledger.benchmarks]
+    order = {candidate.name: index for index, candidate in enumerate(ledger.candidates)}
+    margin = run.sweep.verdict.margin
+    rows = []
+    for row in run.rows:
+        c = order[row["candidate"]]
+        b = names.index(row["benchmark"]) if row["benchmark"] in names else -1
+        share = found[b, c] / max(int(total[b]), 1) if b >= 0 else found[:, c].sum() / total.sum()
+        rows.append(
+            {
+                **{key: _plain(value) for key, value in row.items()},
+                "b": b,
+                "c": c,
+                **{name: verdict_key(row, margin, rule) for name, rule in _KEYS.items()},
+                "per_1000": _plain(1000 * float(share)),
+            }
+        )
+    benchmarks = [
+        _benchmark(index, b.name, b.metric, run.cells[index], run.forks)
+        for index, b in enumerate(ledger.benchmarks)
+    ]
+    return {
+        "run": _about(run, has_tokenizer),
+        "benchmarks": benchmarks,
+        "candidates": [
+            {"name": c.name, "ids": list(c.token_ids), "tokens": list(c.tokens), "group": c.group}
+            for c in ledger.candidates
+        ],
+        "rows": rows,
+        "counts": _counts(run.rows, margin),
+        "cost": _cost(run, benchmarks),
+        "racing": [_racing(b, cell, ledger) for b, cell in zip(names, run.cells, strict=True)],
+        "health": _health(run),
+    }
+
+
+def details(run: RunView, candidate: int) -> list[dict[str, Any]]:
+    """What the forks of a candidate look like on each benchmark (see `describe_forks`)."""
+    out = []
+    for b, cell in enumerate(run.cells):
+        described = describe_forks(run.forks, run.forks.rows(b, candidate))
+        described["inherited"] = int(cell.n_inherited[candidate])
+        out.append(described)
+    return out
+
+
+def _about(run: RunView, has_tokenizer: bool) -> dict[str, Any]:
+    rule = run.sweep.verdict
+    return {
+        "name": run.folder.resolve().name,
+        "model": run.sweep.model,
+        "rule": rule.rule,
+        "alpha": rule.alpha,
+        "margin": rule.margin,
+        "strategy": run.sweep.strategy,
+        "complete": bool(run.summary["complete"]),
+        "cells_done": run.summary["cells_done"],
+        "n_cells": run.summary["n_cells"],
+        "identity": run.identity_hash,
+        "has_tokenizer": has_tokenizer,
+        "sampling": run.sweep.sampling.model_dump(mode="json"),
+    }
+
+
+def _benchmark(
+    index: int, name: str, metric: str, cell: CellTable, forks: ForkTable
+) -> dict[str, Any]:
+    own = forks.benchmark == index
+    there = cell.there
+    graded = cell.correct >= 0
+    lengths = cell.n_tokens[there]
+    # Problems count alike, however many of their seeds are there.
+    n_graded = graded.sum(axis=1)
+    right = np.where(graded, cell.correct, 0).sum(axis=1)
+    n_cells = int(there.sum())
+    saved_prefix = int(forks.step[own].sum())
+    fork_tokens = int(forks.n_tokens[own].sum())
+    inherited = int(cell.n_inherited.sum())
+    grades: dict[str, int] = {}
+    for status, n in zip(
+        forks.statuses,
+        np.bincount(forks.grade[own], minlength=len(forks.statuses)),
+        strict=True,
+    ):
+        grades[status] = int(n)
+    return {
+        "name": name,
+        "metric": metric,
+        "doc_ids": list(cell.doc_ids),
+        "n_problems": len(cell.doc_ids),
+        "n_seeds": int(cell.correct.shape[1]),
+        "n_cells": n_cells,
+        "pass1": _mean(right[n_graded > 0] / n_graded[n_graded > 0]),
+        "length": _mean(lengths),
+        "forks": int(own.sum()),
+        "inherited": inherited,
+        "tokens_generated": int(lengths.sum()) + fork_tokens - saved_prefix,
+        # A naive sweep would have generated the inherited knockouts anew.
+        "tokens_naive": int(lengths.sum()) + fork_tokens + cell.inherited_tokens,
+        "unfinished": [int(cell.unfinished.sum()), int(forks.unfinished[own].sum())],
+        "unfinished_at_fork": int(forks.base_unfinished[own].sum()),
+        "grades": [dict(cell.grades), {k: v for k, v in grades.items() if v}],
+        "steps_checked": cell.n_checked,
+        "coupling_errors": cell.n_coupling_errors,
+    }
+
+
+def _counts(rows: list[dict[str, Any]], margin: float) -> list[dict[str, Any]]:
+    """Verdicts by benchmark, group and rule; canaries are no hypotheses."""
+    out = []
+    for benchmark in dict.fromkeys(row["benchmark"] for row in rows):
+        for group in ("candidate", "control"):
+            own = [r for r in rows if r["benchmark"] == benchmark and r["group"] == group]
+            if own:
+                by_rule = {rule: count_verdicts(own, margin, rule) for rule in _RULES}
+                out.append({"benchmark": benchmark, "group": group, "n": len(own), **by_rule})
+    return out
+
+
+def _cost(run: RunView, benchmarks: list[dict[str, Any]]) -> dict[str, Any]:
+    keys = (
+        "tokens_generated", "tokens_naive", "tokens_audit", "wall_s", "forks", "inherited",
+        "trajectories", "sessions",
+    )  # fmt: skip
+    cost = {key: _plain(run.summary[key]) for key in keys}
+    # A fixed design would have asked for every candidate in every planned cell.
+    per_cell = run.cells[0].n_asked.shape[0] + 1
+    planned = sum(
+        b["n_problems"] * b["n_seeds"] * per_cell * (b["length"] or 0.0) for b in benchmarks
+    )
+    return {**cost, "tokens_planned": round(planned)}
+
+
+def _racing(name: str, cell: CellTable, ledger: Ledger) -> dict[str, Any]:
+    """How many candidates of each group were still asked for in each round of seeds."""
+    groups = np.array([c.group for c in ledger.candidates])
+    asked = cell.n_asked > 0
+    return {
+        "benchmark": name,
+        "cells": cell.there.sum(axis=0).tolist(),
+        "active": {
+            group: asked[groups == group].sum(axis=0).tolist()
+            for group in ("candidate", "control")
+            if (groups == group).any()
+        },
+    }
+
+
+def _health(run: RunView) -> dict[str, Any]:
+    keys = (
+        "coupling_errors", "steps_checked", "audited", "fork_errors", "audits_failed", "unfinished",
+        "trajectories", "forks", "early_forks", "forks_owed", "forks_failed", "cells_failed",
+        "timeouts", "respelled", "grades", "canary", "warnings",
+    )  # fmt: skip
+    return {
+        **{key: run.summary.get(key) for key in keys},
+        "sessions": [
+            {"started": started, "wall_s": wall_s, **{k: v for k, v in record.items()}}
+            for started, wall_s, record in run.sessions
+        ],
+    }
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: numpy's numbers as Python's, NaN as None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

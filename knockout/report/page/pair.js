@@ -1,0 +1,138 @@
+// A baseline and a knockout, token by token.
+
+const FIRST_SHARED = 150; // tokens of a long shared prefix that are shown before the fork
+const FIRST_REST = 1500;
+const MORE = 5000;
+const BLOCK = 400;
+
+function showToken(id, step, banned) {
+  const [text, kind] = texts.get(id) || [`#${id}`, 2];
+  const node = el("span", { class: `t${kind ? " c" : ""}${banned.has(id) ? " banned" : ""}`, "data-step": step, "data-id": id });
+  if (kind) {
+    node.append(text);
+    return node;
+  }
+  let plain = "";
+  const flush = () => { if (plain) node.append(plain); plain = ""; };
+  const sign = (shown, real = "") => { flush(); node.append(el("i", { "aria-hidden": "true" }, shown), real); };
+  for (const character of text) {
+    if (character === " ") sign("·");
+    else if (character === "\n") sign("↵", "\n");
+    else if (character === "\t") sign("⇥", "\t");
+    else if (UNSEEN.test(character)) sign(escaped(character));
+    else plain += character;
+  }
+  flush();
+  return node;
+}
+
+// Tokens in blocks, so that the browser lays out only what is on screen; long rests on demand.
+function tokenRun(ids, from, banned, { label, first = FIRST_REST, forkAt = -1 }) {
+  const box = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": label });
+  const grow = (start, end) => {
+    for (let i = start; i < end; i += BLOCK) {
+      const block = el("span", { class: ids.length > BLOCK ? "block" : "block inline" });
+      for (let j = i; j < Math.min(i + BLOCK, end); j += 1) {
+        const token = showToken(ids[j], from + j, banned);
+        if (from + j === forkAt) token.classList.add("fork");
+        block.append(token);
+      }
+      box.append(block);
+    }
+    const left = ids.length - end;
+    if (left > 0) {
+      const more = el("button", { type: "button", onclick: () => { more.remove(); grow(end, Math.min(end + MORE, ids.length)); } }, `show more (${plural(left, "token")} left)`);
+      box.append(more);
+    }
+  };
+  grow(0, Math.min(first, ids.length));
+  return box;
+}
+
+function sharedRun(ids, banned) {
+  const shown = ids.slice(-FIRST_SHARED);
+  const hidden = ids.length - shown.length;
+  const box = el("div", { class: "shared" });
+  const last = tokenRun(shown, hidden, banned, { label: "shared prefix" });
+  if (hidden) {
+    const button = el("button", { type: "button", onclick: () => box.replaceChildren(tokenRun(ids, 0, banned, { label: "shared prefix", first: Infinity })) }, `show ${plural(hidden, "earlier token")}`);
+    box.append(button);
+  }
+  box.append(last);
+  return box;
+}
+
+function gradeLine(side, total) {
+  const word = side.correct === 1 ? "right" : side.correct === 0 ? "wrong" : "not graded";
+  const extra = side.grade && side.grade !== "ok" ? ` (${side.grade})` : "";
+  const end = { stop: "ended by itself", length: "ran into max_tokens", error: "failed" }[side.finish] || side.finish;
+  return el("p", {}, el("span", { class: `grade ${word}` }, `${{ right: "✓", wrong: "✗" }[word] || "–"} ${word}${extra}`),
+    ` ${plural(total, "token")}, ${end}. `,
+    known(side.extracted) ? ["Answer: ", el("span", { class: "answer" }, clip(side.extracted, 300))] : null,
+    side.error ? el("span", { class: "warning" }, side.error) : null);
+}
+
+function statusLine(page, onpick) {
+  const text = el("span", { role: "status" }, "Point at a token, or move through them with the arrow keys.");
+  const line = el("div", { class: "status" }, text);
+  let active = null;
+  const pick = (token, scroll) => {
+    if (active) active.classList.remove("active");
+    active = token;
+    token.classList.add("active");
+    if (scroll) token.scrollIntoView({ block: "nearest" });
+    text.replaceChildren("step ", count(Number(token.dataset.step)), ": ", el("span", { class: "token" }, quoted(Number(token.dataset.id))), ` id ${token.dataset.id}`);
+  };
+  page.addEventListener("mouseover", (event) => {
+    const token = event.target.closest(".t");
+    if (token && !line.dataset.held) pick(token, false);
+  });
+  page.addEventListener("click", (event) => {
+    const token = event.target.closest(".t");
+    if (token) { pick(token, false); if (onpick) onpick(token, line); }
+  });
+  page.addEventListener("keydown", (event) => {
+    if (!event.target.classList.contains("tokens")) return;
+    const all = [...event.target.querySelectorAll(".t")];
+    const at = all.indexOf(active);
+    const to = { ArrowRight: at + 1, ArrowLeft: at < 0 ? 0 : at - 1, Home: 0, End: all.length - 1 }[event.key];
+    if (to !== undefined && all[to]) { event.preventDefault(); pick(all[to], true); }
+    if (event.key === "Enter" && active && onpick) { event.preventDefault(); onpick(active, line); }
+  });
+  return line;
+}
+
+async function pairPage(data, parts) {
+  const key = parts.map(Number);
+  const found = await source.pair(key);
+  if (!found) return [el("h1", {}, "This pair is not here"), el("p", {}, "The report's file holds a sample of the trajectories; `knockout view` shows all of them.")];
+  const { problem, baseline, knockout } = found;
+  const candidate = data.candidates[key[3]];
+  const banned = new Set(candidate ? candidate.ids : []);
+  const name = `${data.benchmarks[key[0]].name} · ${problem.doc_id} · seed ${key[2]}`;
+  const step = knockout ? knockout.step : baseline.ids.length;
+  const shared = baseline.ids.slice(0, step);
+  const base = baseline.ids.slice(step);
+  const page = el("div");
+  const column = (title, side, ids, which) => el("section", { class: "side", "data-side": which },
+    el("h3", {}, title), gradeLine(side, step + ids.length),
+    tokenRun(ids, step, banned, { label: title, forkAt: step }));
+  page.append(
+    el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "← ", el("span", { class: "token" }, candidate.name))] : null),
+    el("h1", {}, name),
+    el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", {}, problem.prompt)),
+    el("h2", {}, knockout ? `Shared prefix (${plural(step, "token")})` : "Baseline"),
+    knockout ? null : gradeLine(baseline, baseline.ids.length),
+    el("section", { "data-side": "baseline" }, knockout ? sharedRun(shared, banned) : tokenRun(shared, 0, banned, { label: "baseline" })),
+  );
+  if (knockout) {
+    page.append(
+      el("div", { class: "forkline" }, el("span", {}, `fork at step ${count(step)}: `, el("span", { class: "token" }, quoted(base.length ? base[0] : -1)), " → ", el("span", { class: "token" }, quoted(knockout.ids.length ? knockout.ids[0] : -1)))),
+      el("div", { class: "pair" },
+        column("Baseline", baseline, base, "baseline"),
+        column(`Without ${clip(candidate.name, 40)}`, knockout, knockout.ids, "knockout")));
+  }
+  const explorer = settings.explore ? exploreFrom(found, page) : null;
+  page.append(statusLine(page, explorer));
+  return [page];
+}

@@ -1,0 +1,117 @@
+"""Opening a run directory for its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knockout.config import Sweep
+from knockout.errors import KnockoutError
+from knockout.report.tables import CellTable, ForkTable, cell_tables, fork_table
+from knockout.report.tokens import TokenTexts
+from knockout.store import Ledger
+from knockout.summary import summarise
+from knockout.sweepfile import load_sweep
+
+__all__ = ["RunView", "open_texts", "read_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run's state at one moment, as far as it does not need tokens.
+
+    Attributes:
+        folder: The run directory.
+        sweep: What it ran with.
+        rows: The verdict table, one mapping a row.
+        summary: The content of `summary.json`, counted now.
+        cells: Baselines of each benchmark.
+        forks: All forks.
+        sessions: Of each session its start (UTC), duration in seconds and record.
+        identity_hash: What the run is.
+    """
+
+    folder: Path
+    sweep: Sweep
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+    cells: list[CellTable]
+    forks: ForkTable
+    sessions: list[tuple[str, float, dict[str, Any]]]
+    identity_hash: str
+
+
+def open_ledger(folder: Path) -> Ledger:
+    """Opens a run's ledger for reading.
+
+    Raises:
+        UsageError: There is no run.
+    """
+    return Ledger.open(folder / "run.db")
+
+
+def read_run(folder: Path, ledger: Ledger) -> RunView:
+    """Reads what the report shows of a run, finished or not.
+
+    Raises:
+        UsageError: There is no run, or its `config.yaml` is missing or damaged.
+    """
+    from knockout.results import verdict_table
+
+    sweep = load_sweep(folder / "config.yaml")
+    cells = cell_tables(ledger)
+    rows: list[dict[str, Any]] = []
+    if any(cell.there.any() for cell in cells):
+        frame = verdict_table(ledger, sweep.verdict)
+        rows = [dict(row) for row in frame.to_dict("records")]
+    sessions = ledger.query("SELECT started, wall_s, record FROM session ORDER BY id")
+    return RunView(
+        folder=folder,
+        sweep=sweep,
+        rows=rows,
+        summary=summarise(ledger, sweep),
+        cells=cells,
+        forks=fork_table(ledger, cells),
+        sessions=[(started, wall_s, json.loads(record)) for started, wall_s, record in sessions],
+        identity_hash=ledger.meta().get("identity_hash", ""),
+    )
+
+
+def open_texts(sweep: Sweep, ledger: Ledger) -> TokenTexts:
+    """The run's token texts: by its tokenizer, or where that is gone by what the ledger holds.
+
+    Only files that are here already are read: a report must not download a model.
+    """
+    special = json.loads(ledger.meta().get("special_ids", "[]"))
+    known = {
+        token: text
+        for candidate in ledger.candidates
+        for token, text in zip(candidate.token_ids, candidate.tokens, strict=True)
+    }
+    try:
+        tokenizer = _local_tokenizer(sweep)
+    except (KnockoutError, OSError, ValueError):
+        tokenizer = None
+    return TokenTexts(tokenizer, special, known)
+
+
+def _local_tokenizer(sweep: Sweep) -> Any:
+    from knockout.engines.models import EMBEDDED, load_tokenizer, resolve_model
+
+    if sweep.model.lower() == EMBEDDED or Path(sweep.model).is_dir():
+        folder = resolve_model(sweep.model)
+    else:
+        from huggingface_hub import snapshot_download
+
+        patterns = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]
+        folder = str(
+            snapshot_download(
+                sweep.model,
+                revision=sweep.revision,
+                local_files_only=True,
+                allow_patterns=patterns,
+            )
+        )
+    return load_tokenizer(folder, trust_remote_code=sweep.trust_remote_code)

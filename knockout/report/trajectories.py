@@ -1,0 +1,166 @@
+"""What needs the ledger's tokens: frequencies, replacements, and pairs of trajectories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.report.tables import ForkTable
+from knockout.store import CellKey, Ledger, unpack_ids
+
+__all__ = [
+    "MOST_REPLACEMENTS",
+    "PairKey",
+    "frequencies",
+    "most_common",
+    "outcome_of",
+    "pair",
+    "replacements",
+    "some_rows",
+]
+
+PairKey = tuple[int, int, int, int]
+"""Benchmark, problem, seed, candidate."""
+
+# Replacements are counted on at most this many forks of a candidate on a benchmark.
+MOST_REPLACEMENTS = 200
+_SHOWN_REPLACEMENTS = 12
+
+
+def frequencies(ledger: Ledger, width: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How often the baselines hold each candidate.
+
+    Args:
+        ledger: The run's.
+        width: At least as many ids are counted.
+
+    Returns:
+        (B, C) occurrences of a candidate's tokens, and (B,) tokens of all baselines.
+    """
+    ids = [np.array(c.token_ids, dtype=np.int64) for c in ledger.candidates]
+    width = max([width, *(int(own.max()) + 1 for own in ids)])
+    found = np.zeros((len(ledger.benchmarks), len(ids)), dtype=np.int64)
+    total = np.zeros(len(ledger.benchmarks), dtype=np.int64)
+    for b in range(len(ledger.benchmarks)):
+        counts = np.zeros(width, dtype=np.int64)
+        sql = "SELECT ids FROM generation WHERE benchmark = ? AND candidate = -1"
+        for chunk in ledger.chunks(sql, (b,), size=256):
+            tokens = np.concatenate([unpack_ids(blob) for (blob,) in chunk])
+            here = np.bincount(tokens, minlength=width)
+            counts += here[:width]
+            total[b] += len(tokens)
+        found[b] = [counts[own].sum() for own in ids]
+    return found, total
+
+
+def outcome_of(baseline: int | None, knockout: int | None) -> str:
+    """What a ban did to a grade: "lost", "same", "won", or "ungraded"."""
+    if baseline is None or knockout is None:
+        return "ungraded"
+    return ("lost", "same", "won")[1 + knockout - baseline]
+
+
+def some_rows(at: slice, most: int) -> NDArray[np.int64]:
+    """At most so many row numbers of a slice, spread evenly."""
+    n = at.stop - at.start
+    return at.start + (np.arange(min(n, most)) * n) // max(min(n, most), 1)
+
+
+def replacements(
+    ledger: Ledger, forks: ForkTable, rows: Sequence[int] | NDArray[np.int64]
+) -> dict[tuple[int, int], Counter[tuple[int, int]]]:
+    """Which token stood at the fork, and which one the knockout picked.
+
+    Args:
+        ledger: The run's.
+        forks: Its forks.
+        rows: Those that are looked at.
+
+    Returns:
+        By (benchmark, candidate): counts of (baseline's token, knockout's token); −1 is the end
+        of the trajectory.
+    """
+    found: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+    by_cell = sorted(rows, key=lambda row: (forks.key(int(row)), int(row)))
+    at: CellKey | None = None
+    baseline = np.empty(0, dtype=np.int32)
+    sql = (
+        "SELECT ids FROM generation"
+        " WHERE benchmark = ? AND problem = ? AND seed = ? AND candidate = ?"
+    )
+    for row in by_cell:
+        key = forks.key(int(row))
+        if key != at:
+            at, baseline = key, unpack_ids(ledger.query(sql, (*key, -1))[0][0])
+        candidate = int(forks.candidate[row])
+        rest = unpack_ids(ledger.query(sql, (*key, candidate))[0][0])
+        step = int(forks.step[row])
+        before = int(baseline[step]) if step < len(baseline) else -1
+        after = int(rest[0]) if len(rest) else -1
+        found.setdefault((key.benchmark, candidate), Counter())[before, after] += 1
+    return found
+
+
+def most_common(counts: Counter[tuple[int, int]]) -> dict[str, Any]:
+    """The most frequent replacements as [before, after, count], with the number looked at."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "n": sum(counts.values()),
+        "top": [[before, after, n] for (before, after), n in ranked[:_SHOWN_REPLACEMENTS]],
+    }
+
+
+def side(ledger: Ledger, key: CellKey, candidate: int) -> dict[str, Any] | None:
+    """One trajectory's own tokens, grade and end; `candidate` −1 is the baseline."""
+    table = "cell" if candidate < 0 else "fork"
+    also = "" if candidate < 0 else " AND t.candidate = g.candidate"
+    step = "0" if candidate < 0 else "t.step"
+    rows = ledger.query(
+        f"SELECT g.ids, {step}, t.finish, t.correct, t.grade, g.extracted, g.error"
+        f" FROM generation g JOIN {table} t ON t.benchmark = g.benchmark"
+        f" AND t.problem = g.problem AND t.seed = g.seed{also}"
+        " WHERE g.benchmark = ? AND g.problem = ? AND g.seed = ? AND g.candidate = ?",
+        (*key, candidate),
+    )
+    if not rows:
+        return None
+    blob, step_at, finish, correct, grade, extracted, error = rows[0]
+    return {
+        "ids": unpack_ids(blob).tolist(),
+        "step": step_at,
+        "finish": finish,
+        "correct": correct,
+        "grade": grade,
+        "extracted": extracted,
+        "error": error,
+    }
+
+
+def problem(ledger: Ledger, key: CellKey) -> dict[str, Any] | None:
+    """A problem's id and prompt."""
+    rows = ledger.query(
+        "SELECT doc_id, prompt, prompt_ids FROM problem WHERE benchmark = ? AND problem = ?",
+        key[:2],
+    )
+    if not rows:
+        return None
+    doc_id, prompt, blob = rows[0]
+    return {"doc_id": doc_id, "prompt": prompt, "ids": unpack_ids(blob).tolist()}
+
+
+def pair(ledger: Ledger, key: PairKey) -> dict[str, Any] | None:
+    """A baseline and one of its knockouts, or None where the ledger lacks them.
+
+    An inherited knockout has `knockout: None`; so has candidate −1, which asks for the baseline
+    alone.
+    """
+    cell, candidate = CellKey(*key[:3]), key[3]
+    baseline, about = side(ledger, cell, -1), problem(ledger, cell)
+    if baseline is None or about is None:
+        return None
+    knockout = side(ledger, cell, candidate) if candidate >= 0 else None
+    return {"key": list(key), "problem": about, "baseline": baseline, "knockout": knockout}
