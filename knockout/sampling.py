@@ -210,7 +210,7 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
     """Picks a token for each row: the coupled sample, or the highest logit where greedy.
 
     Ties: greedy takes the lowest id; top_k keeps all tokens that equal the k-th; at the edge of
-    the nucleus higher ids stay (what a stable ascending sort, vLLM's way, leaves).
+    the nucleus higher ids stay (where vLLM leaves the choice to an unstable sort).
 
     Args:
         logits: (B, V) float32, bfloat16 or float16, bans applied. Not changed.
