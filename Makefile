@@ -11,6 +11,9 @@ BIN    := $(VENV)/bin
 EXTRA  ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 
+# Idle OpenMP threads sleep instead of spinning: on few or shared cores spinning costs several times.
+export OMP_WAIT_POLICY ?= passive
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint format bench clean browser
 

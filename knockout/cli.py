@@ -72,6 +72,9 @@ def _log_to_stderr() -> None:
 
 def main() -> None:
     """Runs the command line; exits 2 for misuse, 1 for failure, 130 after Ctrl-C."""
+    # Idle OpenMP threads sleep instead of spinning. Read when torch loads, so it is set first: on
+    # few or shared cores spinning costs several times.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _log_to_stderr()
     try:
         app(standalone_mode=False)

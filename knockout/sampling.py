@@ -239,25 +239,32 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
             part = _take(logits, index)
             picks[index] = _pick_open(part, rows, index, positions[index])
             best[index] = part.amax(dim=1).float()
+    trouble = best[:0] > 0
     if rows.truncated is not None:
         part = _take(logits, rows.truncated)
         chosen, complete, top = _pick_truncated(
             part, rows, rows.truncated, positions[rows.truncated], rows.prefix
         )
         picks[rows.truncated], best[rows.truncated] = chosen, top
-        if not complete.all():
-            again = rows.truncated[~complete]
-            chosen, _, _ = _pick_truncated(
-                _take(logits, again), rows, again, positions[again], logits.shape[1]
-            )
-            picks[again] = chosen
+        trouble = ~complete
     bad = ~best.isfinite()
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        value = float(best[row])
-        reason = "every token is banned" if value == -math.inf else f"the highest logit is {value}"
-        raise BadLogits(row, reason)
+    # The one wait for the device in a step; in nearly all of them there is no trouble.
+    if torch.cat([trouble, bad]).any():
+        if bad.any():
+            raise _bad_logits(best, bad)
+        assert rows.truncated is not None
+        again = rows.truncated[trouble]
+        whole = logits.shape[1]
+        chosen, _, _ = _pick_truncated(logits[again], rows, again, positions[again], whole)
+        picks[again] = chosen
     return picks
+
+
+def _bad_logits(best: Tensor, bad: Tensor) -> BadLogits:
+    row = int(bad.nonzero()[0, 0])
+    value = float(best[row])
+    reason = "every token is banned" if value == -math.inf else f"the highest logit is {value}"
+    return BadLogits(row, reason)
 
 
 def _take(logits: Tensor, index: Tensor) -> Tensor:
