@@ -242,6 +242,7 @@ def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path)
     app.command()(cli_mine.mine)
     command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]
     command += ["--benchmark", "knockout_starter_arithmetic", "--limit", "3", "--min-count", "1"]
+    command += ["--by", "rock_score"]
     command += ["--out", str(tmp_path), "--engine", "transformers", "--max-tokens", "20"]
     done = CliRunner().invoke(app, [*command, "--no-embed-plotly"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -261,7 +262,7 @@ def test_too_few_occurrences_say_what_to_do(checkpoints: dict[str, Path], tmp_pa
     command += ["--prompts", str(prompts), "--out", str(tmp_path / "o"), "--max-tokens", "5"]
     bad = CliRunner().invoke(app, [*command, "--engine", "transformers"])
     assert isinstance(bad.exception, KnockoutError)
-    assert "no token type has 5 occurrences of high loss" in str(bad.exception)
+    assert "no token type has rock_score_ctx and 5 occurrences of high loss" in str(bad.exception)
     bad = CliRunner().invoke(app, [x for x in command if x not in ("--prompts", str(prompts))])
     assert "no prompts: give --benchmark or --prompts" in str(bad.exception)
 

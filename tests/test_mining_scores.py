@@ -108,40 +108,50 @@ def test_no_position_is_an_error() -> None:
         score_types(list, VOCAB, str)
 
 
-def test_consistency_equals_the_mean_of_all_pairwise_cosines() -> None:
+def test_consistency_equals_the_mean_cosine_of_pairs_from_different_prompts() -> None:
     rng = np.random.default_rng(3)
     data = [(rng.integers(0, 12, 60).astype(np.int32), np.repeat([0, 1, 2], 20)) for _ in range(3)]
     chosen = [rng.random(60) < 0.5 for _ in data]
     weights = surprisal(np.bincount(np.concatenate([t for t, _ in data]), minlength=15))
     sums = ContextSums(weights, window=2)
-    bags: dict[int, list[np.ndarray]] = {}
-    for (tokens, rollout), selected in zip(data, chosen, strict=True):
+    bags: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for prompt, ((tokens, rollout), selected) in enumerate(zip(data, chosen, strict=True)):
         sums.add(tokens, rollout.astype(np.int32), selected)
         for i in np.flatnonzero(selected):
             bag = np.zeros(15)
             for j in range(max(i - 2, 0), min(i + 3, 60)):
                 if j != i and rollout[j] == rollout[i]:
                     bag[tokens[j]] += weights[tokens[j]]
-            bags.setdefault(int(tokens[i]), []).append(bag / np.linalg.norm(bag))
+            bags.setdefault(int(tokens[i]), []).append((prompt, bag / np.linalg.norm(bag)))
     found = sums.consistency()
     for token in range(15):
         mine = bags.get(token, [])
-        if len(mine) < 2:
+        cosines = [a @ b for (p, a) in mine for (q, b) in mine if p != q]
+        if cosines:
+            assert found[token] == pytest.approx(np.mean(cosines))
+        else:
             assert np.isnan(found[token])
-            continue
-        cosines = [mine[i] @ mine[j] for i in range(len(mine)) for j in range(len(mine)) if i != j]
-        assert found[token] == pytest.approx(np.mean(cosines))
 
 
 def test_consistency_is_one_for_equal_and_zero_for_disjoint_contexts() -> None:
     sums = ContextSums(np.ones(10), window=1)
-    tokens = np.array([1, 9, 2, 1, 9, 2, 3, 8, 4, 5, 8, 6], dtype=np.int32)
-    rollout = np.repeat(np.arange(4, dtype=np.int32), 3)
-    sums.add(tokens, rollout, np.isin(tokens, [8, 9]))
+    for words in ([1, 9, 2, 3, 8, 4], [1, 9, 2, 5, 8, 6]):
+        tokens = np.array(words, dtype=np.int32)
+        sums.add(tokens, np.repeat(np.arange(2, dtype=np.int32), 3), np.isin(tokens, [8, 9]))
     found = sums.consistency()
     assert found[9] == pytest.approx(1)
     assert found[8] == 0
     assert np.isnan(found[1])
+
+
+def test_a_loop_within_one_prompt_is_no_consistency() -> None:
+    sums = ContextSums(np.ones(10), window=1)
+    loop = np.array([1, 9, 2] * 30, dtype=np.int32)
+    sums.add(loop, np.zeros(90, dtype=np.int32), loop == 9)
+    assert np.isnan(sums.consistency()[9])
+    other = np.array([3, 9, 4], dtype=np.int32)
+    sums.add(other, np.zeros(3, dtype=np.int32), other == 9)
+    assert sums.consistency()[9] == 0
 
 
 def test_ranks_filter_and_break_ties_by_id() -> None:
@@ -196,11 +206,11 @@ def test_cutoff_curve_grows_and_equals_direct_resampling() -> None:
     np.testing.assert_allclose(curve["stability"], np.mean(overlaps, axis=0))
 
 
-def test_one_prompt_has_no_stability() -> None:
+def test_one_prompt_has_no_stability_and_no_context_score() -> None:
     scores = scored(n=1)
-    curve = cutoff_curve(
-        scores, rank_types(scores.table, min_count=1), np.random.default_rng(0), min_count=1
-    )
+    assert rank_types(scores.table, min_count=1).empty
+    ranked = rank_types(scores.table, by="rock_score", min_count=1)
+    curve = cutoff_curve(scores, ranked, np.random.default_rng(0), by="rock_score", min_count=1)
     assert len(curve)
     assert curve["stability"].isna().all()
 

@@ -3,12 +3,15 @@
 The context of an occurrence is the bag of the tokens in a window around it (the occurrence itself
 left out), each weighted by its surprisal −log(frequency), so that punctuation and articles do not
 make all contexts look alike; scaled to length 1. The consistency of a type is the mean cosine over
-all pairs of its contexts. With u_i the unit vectors and S their sum,
+all pairs of its contexts that come from different prompts: within a prompt a phrase is repeated
+because of the prompt, or because the model loops, which says nothing about the type. With S_p the
+sum of the n_p unit vectors of prompt p, S = Σ S_p and n = Σ n_p,
 
-    mean over i ≠ j of u_i · u_j = (‖S‖² − n) / (n (n − 1)),
+    mean over pairs of different prompts of u_i · u_j = (‖S‖² − Σ ‖S_p‖²) / (n² − Σ n_p²),
 
 so one sum vector per type is enough: time and memory are linear in the occurrences, not quadratic.
-It lies in [0, 1]: 0 where no two contexts share a token, 1 where all are the same.
+It lies in [0, 1]: 0 where no two prompts share a token of context, 1 where all contexts are the
+same.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def surprisal(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 class ContextSums:
-    """Sum vectors of the contexts of every token type, filled rollout by rollout."""
+    """Sum vectors of the contexts of every token type, filled prompt by prompt."""
 
     def __init__(self, weights: NDArray[np.float64], window: int = 8) -> None:
         """Starts empty.
@@ -50,7 +53,10 @@ class ContextSums:
         self._window = window
         size = len(weights)
         self._sums: Any = sparse.csr_array((size, size))
-        self._counts = np.zeros(size, dtype=np.int64)
+        self._counts = np.zeros(size)
+        # What pairs of one prompt contribute, and how many they are (a context with itself too).
+        self._inner = np.zeros(size)
+        self._inner_pairs = np.zeros(size)
 
     def add(
         self,
@@ -58,10 +64,10 @@ class ContextSums:
         rollout: NDArray[np.int32],
         selected: NDArray[np.bool_],
     ) -> None:
-        """Adds the contexts of the selected positions.
+        """Adds the contexts of the selected positions of one prompt.
 
         Args:
-            tokens: (N,) token ids of rollouts, one after another.
+            tokens: (N,) token ids of the prompt's rollouts, one after another.
             rollout: (N,) which rollout each belongs to; a context does not leave its own.
             selected: (N,) which occurrences count.
         """
@@ -78,21 +84,29 @@ class ContextSums:
         bags: Any = sparse.coo_array(
             (self._weights[around], (rows, around)), shape=(len(centres), size)
         ).tocsr()
-        lengths = np.sqrt(np.asarray(bags.multiply(bags).sum(axis=1)).ravel())
+        lengths = np.sqrt(_squared_rows(bags))
         used = lengths > 0
         scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=used)
         types = tokens[centres]
         by_type: Any = sparse.coo_array(
             (scale, (types, np.arange(len(centres)))), shape=(size, len(centres))
         ).tocsr()
-        self._sums = self._sums + by_type @ bags
-        self._counts += np.bincount(types[used], minlength=size)
+        own: Any = by_type @ bags
+        count = np.bincount(types[used], minlength=size)
+        self._sums = self._sums + own
+        self._counts += count
+        self._inner += _squared_rows(own)
+        self._inner_pairs += count.astype(np.float64) ** 2
 
     def consistency(self) -> NDArray[np.float64]:
-        """Mean pairwise cosine of each type. (V,); NaN for types with fewer than two contexts."""
-        squares = np.asarray(self._sums.multiply(self._sums).sum(axis=1)).ravel()
-        n = self._counts.astype(np.float64)
-        pairs = n * (n - 1)
-        values = np.full(len(n), np.nan)
-        np.divide(squares - n, pairs, out=values, where=pairs > 0)
+        """Mean cosine of each type. (V,); NaN for types with contexts of fewer than two prompts."""
+        pairs = self._counts**2 - self._inner_pairs
+        values = np.full(len(pairs), np.nan)
+        np.divide(_squared_rows(self._sums) - self._inner, pairs, out=values, where=pairs > 0)
         return values.clip(0.0, 1.0)
+
+
+def _squared_rows(matrix: Any) -> NDArray[np.float64]:
+    """Squared length of each row of a sparse matrix. (n, V) -> (n,)."""
+    squares: NDArray[np.float64] = np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel()
+    return squares

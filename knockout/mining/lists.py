@@ -103,8 +103,9 @@ def make_lists(
         raise UsageError(f"--by: {error}") from None
     if ranked.empty:
         raise KnockoutError(
-            f"no token type has {settings.min_count} occurrences of high loss: give more prompts "
-            "or rollouts, or a smaller --min-count"
+            f"no token type has {settings.by} and {settings.min_count} occurrences of high loss "
+            "(rock_score_ctx needs them in two prompts): give more prompts or rollouts, or a "
+            "smaller --min-count"
         )
     controls_rng, resample_rng = np.random.default_rng(settings.seed).spawn(2)
     controls = draw_controls(

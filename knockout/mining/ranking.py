@@ -39,7 +39,8 @@ def rank_types(
 
     Args:
         table: `TypeScores.table`, or any table with the columns used here.
-        by: The column to rank by; higher is better, ties go to the lower id.
+        by: The column to rank by; higher is better, ties go to the lower id. Types without
+            that score (NaN) are left out.
         drop_most_frequent: Leave out this many of the most frequent types.
         min_count: Leave out types with fewer persistent occurrences.
         exclude: Token ids to leave out, for example special tokens.

@@ -20,6 +20,8 @@ __all__ = ["Prompt", "missing", "read_prompts", "roll_out", "shard_path"]
 
 log = logging.getLogger(__name__)
 
+_TOLD_EVERY = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -156,7 +158,8 @@ def roll_out(
                 write_shard(shard_path(folder, index), _shard(prompts[index], own))
                 del collected[index]
                 done += 1
-                log.info("rollouts: %d of %d prompts", done, len(prompts))
+                if done % _TOLD_EVERY == 0 or done == len(prompts):
+                    log.info("rollouts: %d of %d prompts", done, len(prompts))
 
 
 def _shard(prompt: Prompt, completions: dict[int, Completion]) -> Shard:

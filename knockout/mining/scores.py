@@ -209,8 +209,7 @@ def _table(
         "persistent_kl": persistent_kl[ids],
         "consistency": consistency[ids],
         "rock_score": sums.totals["reverse_kl"][ids],
-        # A type whose high loss was seen less than twice has no context to compare.
-        "rock_score_ctx": persistent_kl[ids] * np.nan_to_num(consistency[ids]),
+        "rock_score_ctx": persistent_kl[ids] * consistency[ids],
     }
     frame = pd.DataFrame(columns)
     return frame.sort_values(["total_kl", "token_id"], ascending=[False, True], ignore_index=True)
