@@ -58,7 +58,13 @@ def write_run(
     candidates = list(_candidates(tokenizer, n_candidates, n_controls))
     rows = [BenchmarkRow(name, "exact_match", n_seeds, f"f{name}") for name, _ in benchmarks]
     problems = [
-        ProblemRow(b, p, f"{name}/{p}", prompt := f"Problem {p}: {NASTY[p % len(NASTY)]}", _ids(tokenizer, prompt))
+        ProblemRow(
+            b,
+            p,
+            f"{name}/{p}",
+            prompt := f"Problem {p}: {NASTY[p % len(NASTY)]}",
+            _ids(tokenizer, prompt),
+        )
         for b, (name, n) in enumerate(benchmarks)
         for p in range(n)
     ]
@@ -90,7 +96,11 @@ def write_run(
             for p in range(n if complete else n // 2):
                 for s in range(n_seeds):
                     key = CellKey(b, p, s)
-                    T = longest if longest and (b, p, s) == (0, 0, 0) else int(rng.integers(*length))
+                    T = (
+                        longest
+                        if longest and (b, p, s) == (0, 0, 0)
+                        else int(rng.integers(*length))
+                    )
                     cell, forks = _cell(rng, key, T, texts, candidates, share)
                     ledger.commit([cell], forks)
     return folder
@@ -127,7 +137,9 @@ def _cell(
     at = int(rng.integers(0, max(T - len(own), 1)))
     tokens[at : at + len(own)] = own[: T - at]
     right = int(rng.random() < 0.6)
-    steps = np.where(rng.random(len(candidates)) < share, rng.integers(0, T, len(candidates)), INHERITED)
+    steps = np.where(
+        rng.random(len(candidates)) < share, rng.integers(0, T, len(candidates)), INHERITED
+    )
     steps[-1] = INHERITED
     forks = []
     for c in np.flatnonzero(steps >= 0).tolist():

@@ -213,7 +213,7 @@ def _health(run: RunView) -> dict[str, Any]:
     return {
         **{key: run.summary.get(key) for key in keys},
         "sessions": [
-            {"started": started, "wall_s": wall_s, **{k: v for k, v in record.items()}}
+            {"started": started, "wall_s": wall_s, **record}
             for started, wall_s, record in run.sessions
         ],
     }

@@ -65,7 +65,7 @@ def read_run(folder: Path, ledger: Ledger) -> RunView:
     rows: list[dict[str, Any]] = []
     if any(cell.there.any() for cell in cells):
         frame = verdict_table(ledger, sweep.verdict)
-        rows = [dict(row) for row in frame.to_dict("records")]
+        rows = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
     sessions = ledger.query("SELECT started, wall_s, record FROM session ORDER BY id")
     return RunView(
         folder=folder,

@@ -67,7 +67,8 @@ def outcome_of(baseline: int | None, knockout: int | None) -> str:
 def some_rows(at: slice, most: int) -> NDArray[np.int64]:
     """At most so many row numbers of a slice, spread evenly."""
     n = at.stop - at.start
-    return at.start + (np.arange(min(n, most)) * n) // max(min(n, most), 1)
+    chosen = min(n, most)
+    return np.asarray(at.start + (np.arange(chosen) * n) // max(chosen, 1), dtype=np.int64)
 
 
 def replacements(

@@ -15,7 +15,7 @@ function replacedTable(replaced, banned) {
   return el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, ["baseline had", "knockout took", "forks"].map((name, i) => el("th", { scope: "col", class: i === 2 ? "n" : null }, name)))),
     el("tbody", {}, replaced.top.map(([before, after, n]) => el("tr", {},
-      el("td", { class: "token", title: `id ${before}` }, quoted(before), banned.includes(before) ? "" : " ·"),
+      el("td", { class: "token", title: `id ${before}` }, quoted(before), banned.includes(before) ? "" : " †"),
       el("td", { class: "token", title: `id ${after}` }, quoted(after)),
       numeric(`${count(n)} (${share(n, replaced.n)})`))))));
 }
@@ -30,7 +30,7 @@ function benchmarkBlock(data, candidate, detail, b) {
   return el("section", {},
     el("h2", {}, benchmark.name),
     detail.n ? el("div", { class: "grid" },
-      figure("What replaced it", `${partial}A dot marks forks where the ban moved the pick without the token itself being there.`, replacedTable(detail.replaced, candidate.ids)),
+      figure("What replaced it", `${partial}† the token itself was not the pick there: the ban moved the support.`, replacedTable(detail.replaced, candidate.ids)),
       el("div", {},
         el("dl", {},
           el("dt", {}, "knockouts"), el("dd", {}, `${count(detail.n)} forked, ${count(detail.inherited)} inherited`),

@@ -16,7 +16,7 @@ function showToken(id, step, banned) {
   const flush = () => { if (plain) node.append(plain); plain = ""; };
   const sign = (shown, real = "") => { flush(); node.append(el("i", { "aria-hidden": "true" }, shown), real); };
   for (const character of text) {
-    if (character === " ") sign("·");
+    if (character === " ") { flush(); node.append(el("wbr")); sign("·"); }
     else if (character === "\n") sign("↵", "\n");
     else if (character === "\t") sign("⇥", "\t");
     else if (UNSEEN.test(character)) sign(escaped(character));
@@ -114,10 +114,11 @@ async function pairPage(data, parts) {
   const shared = baseline.ids.slice(0, step);
   const base = baseline.ids.slice(step);
   const page = el("div");
+  const add = (...nodes) => page.append(...nodes.filter((node) => node));
   const column = (title, side, ids, which) => el("section", { class: "side", "data-side": which },
     el("h3", {}, title), gradeLine(side, step + ids.length),
     tokenRun(ids, step, banned, { label: title, forkAt: step }));
-  page.append(
+  add(
     el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "← ", el("span", { class: "token" }, candidate.name))] : null),
     el("h1", {}, name),
     el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", {}, problem.prompt)),

@@ -1,0 +1,109 @@
+"""What `knockout report` and `knockout view` do; the command line registers them."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from knockout.errors import UsageError
+
+if TYPE_CHECKING:
+    from knockout.engines.base import Engine
+
+__all__ = ["report", "view"]
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+
+
+def report(
+    directory: RunDirectory,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file; DIR/report.html if not given.")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="Write PDF and PNG figures for papers into this folder."),
+    ] = None,
+    trajectories_mb: Annotated[
+        float,
+        typer.Option("--trajectories-mb", min=0, help="Room for trajectories in the file, in MB."),
+    ] = 2.4,
+) -> None:
+    """Writes the report of a run: one HTML file that needs no network."""
+    if figures is not None:
+        from knockout.report.figures import write_figures
+
+        for path in write_figures(directory, figures):
+            print(path)
+        if out is None:
+            return
+    from knockout.report.build import build_report
+
+    made = build_report(directory, out, budget=round(1e6 * trajectories_mb))
+    print(made["path"])
+    print(
+        f"{made['bytes'] / 1e6:.1f} MB in {made['seconds']:.1f} s; it holds {made['pairs']} of "
+        f"{made['forks']} pairs of trajectories (`knockout view {directory}` shows all)",
+        file=sys.stderr,
+    )
+
+
+def view(
+    directory: RunDirectory,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Model for the fork explorer; read-only if not given."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="transformers or vllm, for the fork explorer.")
+    ] = "transformers",
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", help="Address to listen on; others than loopback are open to the network."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0 for any free one.")
+    ] = 8000,
+) -> None:
+    """Serves the report's pages from the ledger, live while the run goes on."""
+    from knockout.view.server import serve
+
+    if engine not in ("transformers", "vllm"):
+        raise UsageError(f"--engine: found {engine!r}; expected transformers or vllm")
+    if not _is_loopback(host):
+        print(
+            f"warning: {host} can be reached by others; they can read the run"
+            + (" and use the engine" if model else ""),
+            file=sys.stderr,
+        )
+    start = None if model is None else _starter(directory, model, engine)
+    serve(directory, host, port, start, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def _starter(directory: Path, model: str, kind: str) -> Callable[[], Engine]:
+    """What starts the explorer's engine, with the run's number format and context length."""
+
+    def start() -> Engine:
+        from knockout.engines.open import open_engine
+        from knockout.sweepfile import load_sweep
+
+        asked = load_sweep(directory / "config.yaml").engine
+        return open_engine(
+            model, kind=kind, dtype=asked.dtype, max_model_len=asked.max_model_len, max_num_seqs=1
+        )
+
+    return start
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
