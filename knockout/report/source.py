@@ -15,7 +15,7 @@ from knockout.store import Ledger
 from knockout.summary import summarise
 from knockout.sweepfile import load_sweep
 
-__all__ = ["RunView", "open_texts", "read_run"]
+__all__ = ["FastTokenizer", "RunView", "open_texts", "read_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +114,37 @@ def _local_tokenizer(sweep: Sweep) -> Any:
                 allow_patterns=patterns,
             )
         )
+    if (Path(folder) / "tokenizer.json").is_file():
+        return FastTokenizer(Path(folder))
     return load_tokenizer(folder, trust_remote_code=sweep.trust_remote_code)
+
+
+class FastTokenizer:
+    """What is asked of a tokenizer here, without importing transformers (seconds).
+
+    Args:
+        folder: A checkpoint folder with a `tokenizer.json`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._core.no_truncation()
+        self._core.no_padding()
+
+    def __len__(self) -> int:
+        return int(self._core.get_vocab_size(with_added_tokens=True))
+
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The vocabulary's own piece."""
+        piece: str | None = self._core.id_to_token(token)
+        return piece
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of ids."""
+        return str(self._core.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text."""
+        return list(self._core.encode(text, add_special_tokens=add_special_tokens).ids)

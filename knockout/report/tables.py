@@ -77,6 +77,7 @@ class ForkTable:
         grade: (n,) int16 index into `statuses`.
         base_tokens: (n,) int32, the baseline's length.
         base_unfinished: (n,) bool.
+        place: (n,) int64, rising, one number for each benchmark and candidate.
         outcome: (n,) int8, `LOST`, `SAME`, `WON` or `UNGRADED`.
         statuses: The grader's statuses.
     """
@@ -92,15 +93,14 @@ class ForkTable:
     grade: NDArray[np.int16]
     base_tokens: Ints
     base_unfinished: Bools
+    place: NDArray[np.int64]
     outcome: Small
     statuses: tuple[str, ...]
 
     def rows(self, benchmark: int, candidate: int) -> slice:
         """Where the forks of one candidate on one benchmark stand."""
-        low, high = np.searchsorted(self.benchmark, [benchmark, benchmark + 1])
-        within = self.candidate[low:high]
-        first, last = np.searchsorted(within, [candidate, candidate + 1])
-        return slice(int(low + first), int(low + last))
+        first, last = np.searchsorted(self.place, _place(benchmark, candidate) + np.arange(2))
+        return slice(int(first), int(last))
 
     def key(self, row: int) -> CellKey:
         """The cell of a fork."""
@@ -197,6 +197,7 @@ def fork_table(ledger: Ledger, cells: list[CellTable]) -> ForkTable:
         grade=grade.astype(np.int16),
         base_tokens=base_tokens,
         base_unfinished=base_unfinished,
+        place=_place(b.astype(np.int64), c),
         outcome=outcome,
         statuses=statuses,
     )
@@ -234,6 +235,10 @@ def describe_forks(forks: ForkTable, at: slice) -> dict[str, Any]:
         "lost": cells[outcome == LOST].tolist(),
         "won": cells[outcome == WON].tolist(),
     }
+
+
+def _place(benchmark: Any, candidate: Any) -> Any:
+    return (benchmark << 32) + candidate
 
 
 def _quartiles(values: Ints) -> list[float] | None:
