@@ -33,6 +33,8 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
     sessions = ledger.query("SELECT record FROM session ORDER BY id")
     engines = [json.loads(text).get("engine") for (text,) in sessions]
     engine = next((e for e in reversed(engines) if e), None)
+    if engine is not None:
+        engine.pop("model", None)  # the folder on that machine
     return {
         "model": sweep.model,
         "engine": engine,
