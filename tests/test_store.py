@@ -294,7 +294,7 @@ def test_the_journal_fits_the_file_system(tmp_path: Path, monkeypatch: pytest.Mo
     with new_ledger(tmp_path) as ledger:
         assert ledger.journal_mode == "wal"
         assert ledger.query("PRAGMA journal_mode") == [("wal",)]
-    monkeypatch.setattr("knockout.store.ledger.filesystem_of", lambda _: "nfs4")
+    monkeypatch.setattr("knockout.store.connection.filesystem_of", lambda _: "nfs4")
     with Ledger.open(tmp_path / "run.db", write=True) as ledger:
         assert ledger.journal_mode == "delete"
         assert ledger.query("PRAGMA synchronous") == [(2,)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from knockout.candidates import Candidate
 from knockout.errors import KnockoutError, UsageError
 from knockout.store.codec import pack_ids, pack_steps, safe_text, unpack_ids, unpack_steps
-from knockout.store.lock import filesystem_of, is_network
+from knockout.store.connection import connect, set_journal, speaking, transaction
 from knockout.store.rows import (
     INHERITED,
     AuditRow,
@@ -25,7 +24,7 @@ from knockout.store.rows import (
     ForkRow,
     ProblemRow,
 )
-from knockout.store.schema import SCHEMA, SCHEMA_VERSION
+from knockout.store.schema import FORK_TOTALS, SCHEMA_VERSION, statements
 
 __all__ = ["Ledger"]
 
@@ -64,10 +63,10 @@ class Ledger:
             KnockoutError: It cannot be written.
         """
         with speaking(path):
-            db = _connect(path)
-            mode = _set_journal(db, path)
-            with _transaction(db):
-                for statement in SCHEMA.split(";\n"):
+            db = connect(path)
+            mode = set_journal(db, path)
+            with transaction(db):
+                for statement in statements():
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 db.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
@@ -106,7 +105,7 @@ class Ledger:
         if not path.is_file():
             return False
         with speaking(path):
-            db = _connect(path, write=False)
+            db = connect(path, write=False)
             try:
                 return bool(db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
             finally:
@@ -123,7 +122,7 @@ class Ledger:
         if not path.is_file():
             raise UsageError(f"{path.parent}: no run here ({path.name} is missing)")
         with speaking(path):
-            db = _connect(path, write=write)
+            db = connect(path, write=write)
             found = db.execute("PRAGMA user_version").fetchone()[0]
             if found != SCHEMA_VERSION:
                 db.close()
@@ -131,7 +130,7 @@ class Ledger:
                     f"{path}: the ledger has format {found}; this program reads {SCHEMA_VERSION}. "
                     "Use the version that wrote it, or another --out"
                 )
-            mode = _set_journal(db, path) if write else ""
+            mode = set_journal(db, path) if write else ""
             ledger = cls(path, db, mode)
             if write and path.stat().st_size < _LARGE_FILE:
                 ledger.check()
@@ -177,7 +176,7 @@ class Ledger:
             (*f.key, f.candidate, pack_ids(f.tokens), safe_text(f.extracted), safe_text(f.error))
             for f in forks
         ]
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             db.executemany(
                 f"INSERT INTO cell VALUES ({_marks(14)})", [_cell_values(c) for c in cells]
             )
@@ -207,7 +206,7 @@ class Ledger:
         self, grades: Sequence[tuple[CellKey, int | None, int | None, str, str | None]]
     ) -> None:
         """Replaces grades: (cell, candidate or None for its baseline, correct, status, extracted)."""
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             for key, candidate, correct, status, extracted in grades:
                 table, where, place = "cell", "", tuple(key)
                 if candidate is not None:
@@ -225,7 +224,7 @@ class Ledger:
 
     def forget_failures(self) -> int:
         """Deletes what the engine failed on, so that it is owed again; returns how many rows."""
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             n = 0
             # A cell without a baseline has neither forks nor audits.
             for table in ("cell", "fork"):
@@ -243,9 +242,14 @@ class Ledger:
         """What the run was made with: its identity and other settings, as strings."""
         return dict(self.query("SELECT key, value FROM meta"))
 
+    def note(self, key: str, value: str) -> None:
+        """Writes a setting of the run, over one that is there."""
+        with speaking(self.path), transaction(self._db) as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
     def add_session(self, started: str, host: str, pid: int) -> int:
         """Notes that a process begins to work; returns the session's number."""
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             row = db.execute(
                 "INSERT INTO session (started, wall_s, host, pid, record) VALUES (?, 0.0, ?, ?, '{}')",
                 (started, host, pid),
@@ -254,13 +258,13 @@ class Ledger:
 
     def describe_session(self, session: int, record: dict[str, Any]) -> None:
         """Notes what a session runs with: versions, engine, settings."""
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             text = json.dumps(record, sort_keys=True, default=str)
             db.execute("UPDATE session SET record = ? WHERE id = ?", (text, session))
 
     def set_wall(self, session: int, wall_s: float) -> None:
         """Notes how long a session has worked, in seconds."""
-        with speaking(self.path), _transaction(self._db) as db:
+        with speaking(self.path), transaction(self._db) as db:
             db.execute("UPDATE session SET wall_s = ? WHERE id = ?", (wall_s, session))
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -299,9 +303,24 @@ class Ledger:
             found[key] = {candidate for (candidate,) in have}
         return found
 
+    def fork_totals(self) -> list[tuple[int, int, str, str, int, int, int, int]]:
+        """Forks counted by (benchmark, seed, finish, grade).
+
+        Returns:
+            Those four, and the number of forks, their tokens with the shared prefix, the tokens
+            of that prefix, and how many were respelled.
+        """
+        sql = f"SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4"
+        # Ledgers of the first release candidates do not keep the table; there the forks are read.
+        if self.query("SELECT 1 FROM sqlite_master WHERE name = 'fork_total'"):
+            sql = "SELECT * FROM fork_total WHERE n > 0"
+        return self.query(sql)
+
     def failed_forks(self) -> dict[CellKey, set[int]]:
         """Forks that the engine failed on."""
         found: dict[CellKey, set[int]] = {}
+        if not any(finish == "error" for _, _, finish, *_ in self.fork_totals()):
+            return found
         for *key, candidate in self.query(
             "SELECT benchmark, problem, seed, candidate FROM fork WHERE finish = 'error'"
         ):
@@ -357,60 +376,3 @@ def _cell_values(cell: CellRow) -> tuple[Any, ...]:
 
 def _marks(n: int) -> str:
     return ", ".join("?" * n)
-
-
-def _connect(path: Path, *, write: bool = True) -> sqlite3.Connection:
-    mode = "rwc" if write else "ro"
-    # Quoted, since a path may hold the characters that mean something in a URI.
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30.0)
-
-
-def _set_journal(db: sqlite3.Connection, path: Path) -> str:
-    """Chooses the journal and checks the answer: SQLite may keep another mode without an error."""
-    network = is_network(filesystem_of(path.parent))
-    wanted = "delete" if network else "wal"
-    mode = str(db.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
-    # In WAL mode NORMAL can lose the last transactions at a power cut, never the file; they are
-    # owed again then. The rollback journal needs FULL for the same promise.
-    db.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
-    if mode not in {"wal", "delete", "truncate", "persist"}:
-        raise KnockoutError(f"{path}: SQLite uses journal mode {mode}, which is not safe here")
-    return mode
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    # IMMEDIATE takes the write lock at once; a deferred one can fail half-way despite a timeout.
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield db
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-@contextmanager
-def speaking(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ones that say what to do."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorname", "") or ""
-        text = str(error)
-        if code.startswith("SQLITE_FULL") or "disk is full" in text:
-            told = "the disk is full. What was committed is safe: free some space and run the same command again"
-        elif (
-            code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
-            or type(error) is sqlite3.DatabaseError
-        ):
-            told = (
-                f"the ledger is damaged ({text}). Put back a copy of it, or run with another --out"
-            )
-        elif code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            told = "another process is writing to it; wait for it or stop it"
-        else:
-            told = f"{text}. What was committed is safe"
-        raise KnockoutError(f"{path}: {told}") from error

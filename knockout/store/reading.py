@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,8 @@ class Totals:
         unfinished: Baselines and forks that ran into max_tokens.
         respelled: Forks whose text encodes to ids that hold a banned one.
         grades: Number of baselines and forks by status.
+        wall_s: Seconds that all sessions worked, starts of engines included.
+        ended: Why a race came to its end (see `knockout.racing`); "" for other runs.
     """
 
     cells: int
@@ -58,26 +61,28 @@ class Totals:
     respelled: int
     grades: dict[str, int]
     wall_s: float
+    ended: str
 
     @property
     def complete(self) -> bool:
-        """Whether every planned cell is there with all of its forks."""
-        return self.cells >= self.planned_cells and self.owed_forks == 0
+        """Whether every planned cell is there with all of its forks, or the race has ended."""
+        done = self.cells >= self.planned_cells or bool(self.ended)
+        return done and self.owed_forks == 0
 
 
 def totals(ledger: Ledger) -> Totals:
-    """Counts the ledger, without reading any token."""
+    """Counts the ledger, without reading any token or fork."""
     cell = ledger.query(
         "SELECT COUNT(*), COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_forks), 0),"
         " COALESCE(SUM(n_inherited), 0), COALESCE(SUM(n_early), 0), COALESCE(SUM(n_tokens), 0),"
         " COALESCE(SUM(n_tokens * n_inherited), 0), COALESCE(SUM(n_checked), 0),"
         " COALESCE(SUM(n_coupling_errors), 0), COALESCE(SUM(finish = 'length'), 0) FROM cell"
     )[0]
-    fork = ledger.query(
-        "SELECT COUNT(*), COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_tokens - step), 0),"
-        " COALESCE(SUM(n_tokens), 0), COALESCE(SUM(finish = 'length'), 0),"
-        " COALESCE(SUM(respelled), 0) FROM fork"
-    )[0]
+    forks = ledger.fork_totals()
+
+    def forks_with(finish: str) -> int:
+        return sum(row[4] for row in forks if row[2] == finish)
+
     audit = ledger.query(
         "SELECT COALESCE(SUM(finish <> 'error'), 0),"
         " COALESCE(SUM(differs_at >= 0 AND finish <> 'error'), 0),"
@@ -86,32 +91,34 @@ def totals(ledger: Ledger) -> Totals:
     planned = ledger.query(
         "SELECT COALESCE(SUM(n_seeds), 0) FROM problem JOIN benchmark ON benchmark.id = benchmark"
     )[0][0]
+    by_grade = ledger.query("SELECT grade, COUNT(*) FROM cell GROUP BY grade")
     grades: dict[str, int] = {}
-    for table in ("cell", "fork"):
-        for status, n in ledger.query(f"SELECT grade, COUNT(*) FROM {table} GROUP BY grade"):
-            grades[status] = grades.get(status, 0) + n
+    for status, n in [*by_grade, *((row[3], row[4]) for row in forks)]:
+        grades[status] = grades.get(status, 0) + n
+    n_forks, tokens, shared, respelled = (sum(row[i] for row in forks) for i in range(4, 8))
     wall_s = ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]
     return Totals(
         cells=cell[0],
         failed_cells=cell[1],
         planned_cells=planned,
-        forks=fork[0],
-        failed_forks=fork[1],
-        owed_forks=cell[2] - fork[0],
+        forks=n_forks,
+        failed_forks=forks_with("error"),
+        owed_forks=cell[2] - n_forks,
         inherited=cell[3],
         early_forks=cell[4],
-        tokens_generated=cell[5] + fork[2],
-        tokens_naive=cell[5] + cell[6] + fork[3],
+        tokens_generated=cell[5] + tokens - shared,
+        tokens_naive=cell[5] + cell[6] + tokens,
         tokens_audit=audit[3],
         steps_checked=cell[7],
         coupling_errors=cell[8],
         audited=audit[0],
         fork_errors=audit[1],
         failed_audits=audit[2],
-        unfinished=cell[9] + fork[4],
-        respelled=fork[5],
+        unfinished=cell[9] + forks_with("length"),
+        respelled=respelled,
         grades=dict(sorted(grades.items())),
         wall_s=wall_s,
+        ended=str(json.loads(ledger.meta().get("race", "{}")).get("ended") or ""),
     )
 
 

@@ -1,19 +1,28 @@
 """Tables of the ledger.
 
 Small rows that are counted and read as a whole (`cell`, `fork`) are apart from the large ones
-that are read one at a time (`generation`). An inherited knockout has no row: the cell's `steps`
+that are read one at a time (`generation`). Triggers keep `fork_total`, so that counting millions of
+forks is quick. An inherited knockout has no row: the cell's `steps`
 say what became of every candidate. Nothing in these tables depends on time or order except
 `session`, so that two runs of one sweep can be compared row for row.
 """
 
 from __future__ import annotations
 
-__all__ = ["COMPARED_TABLES", "SCHEMA", "SCHEMA_VERSION"]
+import sqlite3
+from collections.abc import Iterator
+
+__all__ = ["COMPARED_TABLES", "FORK_TOTALS", "SCHEMA", "SCHEMA_VERSION", "statements"]
 
 SCHEMA_VERSION = 1
 
 COMPARED_TABLES = ("candidate", "benchmark", "problem", "cell", "fork", "generation", "audit")
 """What must be equal in two runs of one sweep."""
+
+FORK_TOTALS = (
+    "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(step), SUM(respelled)"
+)
+"""The columns of `fork_total`, as they come from `fork`."""
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -69,6 +78,39 @@ CREATE TABLE fork (
   respelled INTEGER NOT NULL,
   PRIMARY KEY (benchmark, problem, seed, candidate)
 ) WITHOUT ROWID;
+CREATE TABLE fork_total (
+  benchmark INTEGER NOT NULL,
+  seed INTEGER NOT NULL,
+  finish TEXT NOT NULL,
+  grade TEXT NOT NULL,
+  n INTEGER NOT NULL,
+  n_tokens INTEGER NOT NULL,           -- of whole trajectories
+  n_shared INTEGER NOT NULL,           -- of them, before the fork
+  respelled INTEGER NOT NULL,
+  PRIMARY KEY (benchmark, seed, finish, grade)
+) WITHOUT ROWID;
+CREATE TRIGGER fork_added AFTER INSERT ON fork BEGIN
+  INSERT INTO fork_total
+  VALUES (NEW.benchmark, NEW.seed, NEW.finish, NEW.grade, 1, NEW.n_tokens, NEW.step, NEW.respelled)
+  ON CONFLICT DO UPDATE SET n = n + 1, n_tokens = n_tokens + excluded.n_tokens,
+    n_shared = n_shared + excluded.n_shared, respelled = respelled + excluded.respelled;
+END;
+CREATE TRIGGER fork_removed AFTER DELETE ON fork BEGIN
+  UPDATE fork_total
+  SET n = n - 1, n_tokens = n_tokens - OLD.n_tokens, n_shared = n_shared - OLD.step,
+    respelled = respelled - OLD.respelled
+  WHERE (benchmark, seed, finish, grade) = (OLD.benchmark, OLD.seed, OLD.finish, OLD.grade);
+END;
+CREATE TRIGGER fork_regraded AFTER UPDATE OF grade ON fork BEGIN
+  UPDATE fork_total
+  SET n = n - 1, n_tokens = n_tokens - OLD.n_tokens, n_shared = n_shared - OLD.step,
+    respelled = respelled - OLD.respelled
+  WHERE (benchmark, seed, finish, grade) = (OLD.benchmark, OLD.seed, OLD.finish, OLD.grade);
+  INSERT INTO fork_total
+  VALUES (NEW.benchmark, NEW.seed, NEW.finish, NEW.grade, 1, NEW.n_tokens, NEW.step, NEW.respelled)
+  ON CONFLICT DO UPDATE SET n = n + 1, n_tokens = n_tokens + excluded.n_tokens,
+    n_shared = n_shared + excluded.n_shared, respelled = respelled + excluded.respelled;
+END;
 CREATE TABLE generation (
   benchmark INTEGER NOT NULL,
   problem INTEGER NOT NULL,
@@ -100,3 +142,13 @@ CREATE TABLE session (
   record TEXT NOT NULL                 -- JSON: versions, engine, settings
 );
 """
+
+
+def statements() -> Iterator[str]:
+    """The statements of `SCHEMA`, one by one, so that they can share a transaction."""
+    statement = ""
+    for line in SCHEMA.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
