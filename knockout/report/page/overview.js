@@ -9,12 +9,12 @@ function benchmarksOf(data) {
 function headline(data) {
   if (!data.rows.length) return "No verdicts yet";
   const { rule } = data.run;
-  const found = data.counts.filter((entry) => entry.group === "candidate" && entry.benchmark !== "pooled");
+  const found = data.counts.filter((entry) => entry.group === "candidate");
   const n = data.candidates.filter((c) => c.group === "candidate").length;
   const part = (key, name) => {
     const where = found.filter((entry) => entry[rule][key]);
     if (!where.length) return `no strong ${name}`;
-    return where.map((entry) => `${plural(entry[rule][key], `strong ${name}`)} on ${entry.benchmark}`).join(", ");
+    return where.map((entry) => `${plural(entry[rule][key], `strong ${name}`)} ${entry.benchmark === "pooled" ? "pooled over all benchmarks" : `on ${entry.benchmark}`}`).join(", ");
   };
   const text = `${part("strong_pillar", "pillar")}; ${part("strong_stumbling_block", "stumbling block")}`;
   return `${plural(n, "candidate")}: ${text}`;
