@@ -168,7 +168,7 @@ def test_hostile_texts_stay_texts(page: Any, folder: Path) -> None:
     assert NASTY[1] in seen
     assert "\\u{202e}" in seen
     assert "\\u{200b}" in seen
-    assert "\u202e" not in re.sub(r"Problem \d+: .*", "", seen)
+    assert "\u202e" not in seen
     assert "lone surrogate \\ud800" in seen
 
 

@@ -51,6 +51,7 @@ class ViewServer(ThreadingHTTPServer):
         open_engine: Callable[[], Engine] | None = None,
     ) -> None:
         self.live = LiveRun(folder)
+        self.explorer: Explorer | None = None
         self.key = secrets.token_urlsafe(24)
         try:
             super().__init__((host, port), _Handler)
@@ -60,7 +61,8 @@ class ViewServer(ThreadingHTTPServer):
                 "give another --port or --host"
             ) from None
         self.host = host
-        self.explorer = Explorer(self.live, open_engine) if open_engine is not None else None
+        if open_engine is not None:
+            self.explorer = Explorer(self.live, open_engine)
         self.page = render_page(
             f"{folder.resolve().name} · knockout",
             {},

@@ -114,6 +114,9 @@ function escaped(character) {
   return `\\u{${character.codePointAt(0).toString(16)}}`;
 }
 
+// A longer text as it is, but with characters that cannot be seen, or reorder others, escaped.
+const visible = (text) => [...text].map((c) => (/[\n\t]/.test(c) ? c : UNSEEN.test(c) ? escaped(c) : c)).join("");
+
 const badge = (key) => el(
   "span", { class: `verdict ${key}` },
   el("span", { "aria-hidden": "true" }, VERDICTS[key].mark), ` ${VERDICTS[key].short}`,

@@ -68,8 +68,8 @@ function gradeLine(side, total) {
   const end = { stop: "ended by itself", length: "ran into max_tokens", error: "failed" }[side.finish] || side.finish;
   return el("p", {}, el("span", { class: `grade ${word}` }, `${{ right: "✓", wrong: "✗" }[word] || "–"} ${word}${extra}`),
     ` ${plural(total, "token")}, ${end}. `,
-    known(side.extracted) ? ["Answer: ", el("span", { class: "answer" }, clip(side.extracted, 300))] : null,
-    side.error ? el("span", { class: "warning" }, side.error) : null);
+    known(side.extracted) ? ["Answer: ", el("span", { class: "answer" }, visible(clip(side.extracted, 300)))] : null,
+    side.error ? el("span", { class: "warning" }, visible(side.error)) : null);
 }
 
 function statusLine(page, onpick) {
@@ -121,7 +121,7 @@ async function pairPage(data, parts) {
   add(
     el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "← ", el("span", { class: "token" }, candidate.name))] : null),
     el("h1", {}, name),
-    el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", {}, problem.prompt)),
+    el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", { tabindex: "0" }, visible(problem.prompt))),
     el("h2", {}, knockout ? `Shared prefix (${plural(step, "token")})` : "Baseline"),
     knockout ? null : gradeLine(baseline, baseline.ids.length),
     el("section", { "data-side": "baseline" }, knockout ? sharedRun(shared, banned) : tokenRun(shared, 0, banned, { label: "baseline" })),
