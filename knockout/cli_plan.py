@@ -56,7 +56,7 @@ def plan(
 ) -> None:
     """Predicts cells, forks, tokens, hours, and the smallest effect that can be seen."""
     from knockout.planning import Assumptions, forecast, rates_from_file, read_baselines
-    from knockout.run import prepare
+    from knockout.prepare import prepare
     from knockout.sweepfile import load_sweep
 
     if tokens_per_s <= 0 or per <= 0 or (mean_tokens is not None and mean_tokens <= 0):

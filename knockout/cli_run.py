@@ -266,7 +266,7 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         chosen = chosen.model_copy(update={k: v for k, v in given.items() if v is not None})
         table = verdict_table(ledger, chosen)
     if as_json:
-        from knockout.verdicts import verdict_records
+        from knockout.verdict_files import verdict_records
 
         print_json(verdict_records(table))
         return

@@ -154,7 +154,7 @@ class BenchmarkEntry(_Model):
     limit: Count | None = outputs(None)
     """The first N problems only; null for all."""
     seeds: Count | None = outputs(None)
-    """Repeats of each problem."""
+    """Repeats of each problem; with `adaptive`, its most rounds."""
     sampling: SamplingOverride | None = outputs(None)
     """Sampling settings that differ for this benchmark."""
     metric: Text | None = outputs(None)
@@ -238,14 +238,18 @@ class VerdictRule(_Model):
 
 
 class Adaptive(_Model):
-    """Racing: seeds come in rounds, and settled candidates drop out. At least one budget ends it."""
+    """Racing: seeds come in rounds of one, and settled candidates drop out.
+
+    A candidate is settled on a benchmark by `verdict`, which is then part of what the run is.
+    """
 
     max_seeds: Count = outputs()
-    """Most seeds of a problem."""
+    """Most seeds of a problem, and so most rounds; takes the place of `seeds`. A benchmark's own
+    `seeds` goes before it."""
     max_tokens: Count | None = handling(None)
-    """Generated tokens after which no new round starts; null for no limit."""
+    """Generated tokens, audits included, after which no new round starts; null for no limit."""
     max_hours: Annotated[Number, Field(gt=0)] | None = handling(None)
-    """Hours of running after which no new round starts; null for no limit."""
+    """Hours of running, over all sessions, after which no new round starts; null for no limit."""
 
 
 class Grading(_Model):
@@ -304,7 +308,7 @@ class Sweep(_Model):
     limit: Count | None = outputs(None)
     """First N problems of each benchmark; null for all."""
     seeds: Count = outputs(3)
-    """Repeats of each problem."""
+    """Repeats of each problem; with `adaptive`, its `max_seeds` counts instead."""
     run_seed: Whole = outputs(0)
     """Another value draws other randomness for the whole run."""
     sampling: SamplingSettings = outputs(default_factory=SamplingSettings)
@@ -356,10 +360,13 @@ class Sweep(_Model):
                 if value is not None or key == "max_tokens"
             }
             sampling = sampling.model_copy(update=over)
+        seeds = merged("seeds")
+        if self.adaptive is not None and entry.seeds is None:
+            seeds = self.adaptive.max_seeds
         return BenchmarkSettings(
             name=entry.name,
             limit=merged("limit"),
-            seeds=merged("seeds"),
+            seeds=seeds,
             sampling=sampling,
             metric=entry.metric,
             data_dir=merged("data_dir"),

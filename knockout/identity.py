@@ -41,9 +41,12 @@ def identity(
         benchmarks: (name, fingerprint) of each, in order.
         candidates: In order; their ids count, not how they were given.
     """
+    # The rule decides after each round of a race what the next one generates.
+    racing = {} if sweep.adaptive is None else {"racing": sweep.verdict.model_dump(mode="json")}
     return {
         "version": IDENTITY_VERSION,
         **identity_fields(sweep),
+        **racing,
         "model_fingerprint": model,
         "tokenizer_fingerprint": tokenizer,
         "benchmark_fingerprints": dict(benchmarks),

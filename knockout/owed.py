@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -61,6 +61,12 @@ class Plan:
     candidates: tuple[Candidate, ...]
     strategy: Literal["fork", "naive"] = "fork"
     audit: float = 0.0
+    ban_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
+    """(C,) hash of each candidate's ids, for `audit_mask`."""
+
+    def __post_init__(self) -> None:
+        keys = np.array([_hash(c.token_ids) for c in self.candidates], dtype=np.uint64)
+        object.__setattr__(self, "ban_keys", keys)
 
     def problem(self, key: CellKey) -> PlannedProblem:
         """The problem of a cell."""
@@ -150,9 +156,8 @@ def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:
     """
     if plan.strategy == "naive" or plan.audit <= 0:
         return np.zeros(len(plan.candidates), dtype=bool)
-    own = np.array([_hash(candidate.token_ids) for candidate in plan.candidates], dtype=np.uint64)
     # One round of SplitMix64's finaliser mixes the two hashes well enough for a share.
-    z = own ^ np.uint64(plan.seed(key))
+    z = plan.ban_keys ^ np.uint64(plan.seed(key))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     uniform = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64

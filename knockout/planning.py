@@ -16,7 +16,7 @@ from knockout.stats.power import expected_share, plan_mde
 if TYPE_CHECKING:
     from knockout.config import Sweep
     from knockout.owed import PlannedBenchmark
-    from knockout.run import Prepared
+    from knockout.prepare import Prepared
 
 __all__ = ["SEEDS", "Assumptions", "BenchmarkForecast", "Forecast", "forecast", "read_baselines"]
 

@@ -1,4 +1,4 @@
-"""A whole run: what a sweep file stands for, its directory, its engine, its results."""
+"""A whole run: its directory, its engine, its rounds, its results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import platform
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,33 +19,29 @@ from typing import Any
 import numpy as np
 
 from knockout._version import __version__
-from knockout.benchmarks import Benchmark, Chat, encode_prompt, load_benchmark
-from knockout.candidates import Resolved, Vocabulary, resolve
-from knockout.config import DEFAULT_MAX_TOKENS, BenchmarkSettings, Sweep
+from knockout.config import Sweep
 from knockout.engines.base import Engine
 from knockout.engines.models import resolve_model
-from knockout.engines.open import choose_kind, open_engine
+from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
-from knockout.identity import (
-    differences,
-    digest,
-    identity,
-    model_fingerprint,
-    tokenizer_fingerprint,
-)
-from knockout.owed import Plan, PlannedBenchmark, PlannedProblem, Round, owed
+from knockout.identity import differences, digest
+from knockout.jobs import Snapshot
+from knockout.owed import Round, owed
+from knockout.prepare import Prepared, prepare
 from knockout.progress import Display
-from knockout.sampling import Sampling
+from knockout.racing import race_rounds
 from knockout.scheduler import Scheduler
 from knockout.store import BenchmarkRow, Ledger, ProblemRow, RunLock, totals
 from knockout.summary import summarise
 from knockout.sweepfile import dump_sweep
-from knockout.vocabulary import open_vocabulary
 
-__all__ = ["Interrupted", "Prepared", "prepare", "run_sweep", "start_engine"]
+__all__ = ["Interrupted", "run_sweep", "start_engine"]
 
 log = logging.getLogger("knockout")
+
+# A killed session loses at most this much of its time on record.
+_NOTE_TIME_EVERY_S = 30.0
 
 _OURS = {
     "run.lock",
@@ -62,152 +58,6 @@ class Interrupted(KnockoutError):
     """The user stopped the run; what had finished is in the ledger."""
 
     exit_code = 130
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A sweep with everything looked up that does not need an engine.
-
-    Attributes:
-        sweep: The sweep.
-        folder: The model's checkpoint.
-        tokenizer: Its tokenizer.
-        vocabulary: Its ids.
-        chat: How prompts were made.
-        benchmarks: Loaded, groups expanded.
-        resolved: Candidates and warnings.
-        plan: What is to be generated.
-        identity: What the run is.
-        warnings: What the user should know before it starts.
-    """
-
-    sweep: Sweep
-    folder: Path
-    tokenizer: Any
-    vocabulary: Vocabulary
-    chat: Chat
-    benchmarks: tuple[Benchmark, ...]
-    resolved: Resolved
-    plan: Plan
-    identity: dict[str, Any]
-    warnings: tuple[str, ...]
-
-
-def prepare(sweep: Sweep) -> Prepared:
-    """Looks up model, candidates and benchmarks; the engine is not started.
-
-    Raises:
-        UsageError, KnockoutError: Something the sweep names is not there or does not fit.
-    """
-    folder, tokenizer, vocabulary = open_vocabulary(
-        sweep.model, revision=sweep.revision, trust_remote_code=sweep.trust_remote_code
-    )
-    resolved = resolve(sweep.candidates, vocabulary)
-    chat = Chat(
-        template=bool(tokenizer.chat_template)
-        if sweep.chat.template is None
-        else sweep.chat.template,
-        system=sweep.chat.system,
-        args=dict(sweep.chat.args),
-        think_end=sweep.chat.think_end,
-    )
-    if chat.template and not tokenizer.chat_template:
-        raise UsageError(
-            f"chat.template is true, but the tokenizer of {sweep.model!r} has no chat template; "
-            "set it to false"
-        )
-    longest = _max_model_len(sweep, folder)
-    benchmarks: list[Benchmark] = []
-    planned: list[PlannedBenchmark] = []
-    warnings = list(resolved.warnings)
-    for entry in sweep.benchmarks:
-        settings = sweep.settings(entry)
-        for benchmark in load_benchmark(
-            settings.name,
-            data_dir=settings.data_dir,
-            include_path=sweep.include_path,
-            limit=settings.limit,
-            metric=settings.metric,
-            num_fewshot=settings.num_fewshot,
-            chat=chat,
-            tokenizer=tokenizer,
-        ):
-            if benchmark.name in {other.name for other in benchmarks}:
-                raise UsageError(
-                    f"benchmarks: {benchmark.name} is there twice, once inside a group"
-                )
-            benchmarks.append(benchmark)
-            planned.append(_plan(benchmark, settings, chat, tokenizer, longest))
-            warnings += _short_of_room(planned[-1], settings, benchmark)
-    plan = Plan(
-        run_seed=sweep.run_seed,
-        benchmarks=tuple(planned),
-        candidates=resolved.candidates,
-        strategy=sweep.strategy,
-        audit=sweep.audit,
-    )
-    record = identity(
-        sweep,
-        model=model_fingerprint(folder),
-        tokenizer=tokenizer_fingerprint(tokenizer),
-        benchmarks=[(b.name, b.fingerprint) for b in benchmarks],
-        candidates=resolved.candidates,
-    )
-    record["engine"]["kind"] = choose_kind(sweep.engine.kind)
-    return Prepared(
-        sweep, folder, tokenizer, vocabulary, chat, tuple(benchmarks), resolved, plan, record,
-        tuple(warnings),
-    )  # fmt: skip
-
-
-def _plan(
-    benchmark: Benchmark, settings: BenchmarkSettings, chat: Chat, tokenizer: Any, longest: int
-) -> PlannedBenchmark:
-    s = settings.sampling
-    problems = []
-    for problem in benchmark.problems:
-        prompt = encode_prompt(tokenizer, problem, chat)
-        wanted = s.max_tokens or problem.max_tokens or DEFAULT_MAX_TOKENS
-        room = min(wanted, longest - len(prompt))
-        problems.append(PlannedProblem(problem.doc_id, tuple(prompt), tuple(problem.stop), room))
-    sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p)
-    return PlannedBenchmark(benchmark.name, settings.seeds, sampling, tuple(problems))
-
-
-def _short_of_room(
-    planned: PlannedBenchmark, settings: BenchmarkSettings, benchmark: Benchmark
-) -> list[str]:
-    """Says where prompt and max_tokens together are longer than the engine allows."""
-    wanted = settings.sampling.max_tokens
-    short = [
-        p.max_tokens
-        for p, problem in zip(planned.problems, benchmark.problems, strict=True)
-        if p.max_tokens < (wanted or problem.max_tokens or DEFAULT_MAX_TOKENS)
-    ]
-    if not short:
-        return []
-    return [
-        f"{planned.name}: {len(short)} of {len(planned.problems)} prompts leave fewer than "
-        f"max_tokens tokens in engine.max_model_len (at least {max(min(short), 0)})"
-    ]
-
-
-def _max_model_len(sweep: Sweep, folder: Path) -> int:
-    """Longest prompt plus trajectory, in tokens, as the sweep and the checkpoint allow."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=sweep.trust_remote_code)
-    own = getattr(config.get_text_config(), "max_position_embeddings", None)
-    limits = [n for n in (sweep.engine.max_model_len, own) if n]
-    if not limits:
-        raise UsageError(
-            f"the model {sweep.model!r} names no length limit; set engine.max_model_len"
-        )
-    if len(limits) == 2 and limits[0] > limits[1]:
-        raise UsageError(
-            f"engine.max_model_len is {limits[0]}, but {sweep.model!r} allows {limits[1]}"
-        )
-    return int(min(limits))
 
 
 def start_engine(sweep: Sweep) -> Engine:
@@ -232,8 +82,6 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str
         KnockoutError: The run failed; what had finished is in the ledger.
         Interrupted: The user stopped it.
     """
-    if sweep.adaptive is not None:
-        raise UsageError("adaptive: this version runs a fixed number of seeds; leave the key out")
     _check_directory(out)
     prepared = prepare(sweep)
     try:
@@ -244,10 +92,9 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str
         write_text(out / "config.yaml", dump_sweep(sweep))
         for warning in prepared.warnings:
             log.warning(warning)
-        if retry_failed and (n := ledger.forget_failures()):
-            log.info("trying %d failed trajectories again", n)
-        rounds = [prepared.plan.everything()]
-        finished = _work(prepared, ledger, rounds)
+        if retry_failed:
+            _forget_failures(ledger, raced=sweep.adaptive is not None)
+        finished = _work(prepared, ledger)
         state = totals(ledger)
         summary = summarise(ledger, sweep)
         write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
@@ -261,8 +108,35 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str
             log.warning(warning)
 
 
-def _work(prepared: Prepared, ledger: Ledger, rounds: Sequence[Round]) -> bool:
+def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
+    """Makes failures owed again; in a race only while nothing was decided without them."""
+    decided = (
+        "SELECT COUNT(*) FROM {} WHERE finish = 'error' AND seed < (SELECT MAX(seed) FROM cell)"
+    )
+    if raced and (n := sum(ledger.query(decided.format(t))[0][0] for t in ("cell", "fork"))):
+        raise UsageError(
+            f"--retry-failed: {n} trajectories failed in rounds after which the race went on "
+            "without them; trying them again would change what was decided. Give another --out"
+        )
+    if n := ledger.forget_failures():
+        log.info("trying %d failed trajectories again", n)
+
+
+def _rounds(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> Iterable[Round]:
+    """What is to be generated, in turn; each round is asked for when the one before is done."""
+    sweep = prepared.sweep
+    if sweep.adaptive is None:
+        return [prepared.plan.everything()]
+    return race_rounds(prepared.plan, ledger, sweep.verdict, sweep.adaptive, hours)
+
+
+def _work(prepared: Prepared, ledger: Ledger) -> bool:
     """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
+
+    def hours_so_far() -> float:
+        return float(ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]) / 3600
+
+    rounds = _rounds(prepared, ledger, hours_so_far)
     if not any(next(owed(prepared.plan, ledger, this), None) for this in rounds):
         log.info("nothing is left to generate")
         return True
@@ -272,6 +146,17 @@ def _work(prepared: Prepared, ledger: Ledger, rounds: Sequence[Round]) -> bool:
     session = ledger.add_session(
         datetime.now(UTC).isoformat(timespec="seconds"), socket.gethostname(), os.getpid()
     )
+    noted = started
+
+    def note_time() -> None:
+        nonlocal noted
+        noted = time.monotonic()
+        ledger.set_wall(session, noted - started)
+
+    def hours() -> float:
+        note_time()
+        return hours_so_far()
+
     engine = start_engine(sweep)
     try:
         _check_engine(engine, prepared)
@@ -287,14 +172,20 @@ def _work(prepared: Prepared, ledger: Ledger, rounds: Sequence[Round]) -> bool:
             closing(pool) as grader,
             Display(state.planned_cells, state.cells) as display,
         ):
+
+            def observe(snapshot: Snapshot) -> None:
+                display.observe(snapshot)
+                if time.monotonic() - noted >= _NOTE_TIME_EVERY_S:
+                    note_time()
+
             scheduler = Scheduler(
                 prepared.plan, ledger, engine, grader, prepared.tokenizer,
-                sweep.engine.max_num_seqs, display.observe,
+                sweep.engine.max_num_seqs, observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
-                return scheduler.run(rounds)
+                return scheduler.run(_rounds(prepared, ledger, hours))
     finally:
-        ledger.set_wall(session, time.monotonic() - started)
+        note_time()
         engine.close()
 
 
@@ -390,7 +281,7 @@ def _create_ledger(prepared: Prepared, path: Path) -> Ledger:
 
 def _write_verdicts(ledger: Ledger, sweep: Sweep, out: Path) -> None:
     from knockout.results import verdict_table
-    from knockout.verdicts import write_verdicts
+    from knockout.verdict_files import write_verdicts
 
     frame = verdict_table(ledger, sweep.verdict)
     write_verdicts(frame, out / "verdicts.csv", out / "verdicts.json")

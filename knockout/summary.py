@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from knockout.config import Sweep
+from knockout.racing import race_record
 from knockout.store import Ledger, Totals, totals
 
 __all__ = ["summarise"]
@@ -31,10 +32,10 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
     state = totals(ledger)
     n_problems = dict(ledger.query("SELECT benchmark, COUNT(*) FROM problem GROUP BY benchmark"))
     sessions = ledger.query("SELECT record FROM session ORDER BY id")
-    engines = [json.loads(text).get("engine") for (text,) in sessions]
-    engine = next((e for e in reversed(engines) if e), None)
-    if engine is not None:
-        engine.pop("model", None)  # the folder on that machine
+    records = [json.loads(text) for (text,) in sessions]
+    engine = next((r["engine"] for r in reversed(records) if r.get("engine")), None)
+    meta = ledger.meta()
+    made = json.loads(meta.get("identity", "{}"))
     return {
         "model": sweep.model,
         "engine": engine,
@@ -67,9 +68,19 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "timeouts": state.grades.get("timeout", 0),
         "respelled": state.respelled,
         "canary": _canary(ledger),
+        "race": race_record(ledger),
         "wall_s": round(state.wall_s, 3),
         "sessions": len(sessions),
         "complete": state.complete,
+        "identity_hash": meta.get("identity_hash"),
+        "run_seed": made.get("run_seed"),
+        "sampling": made.get("sampling"),
+        "fingerprints": {
+            "model": made.get("model_fingerprint"),
+            "tokenizer": made.get("tokenizer_fingerprint"),
+            "benchmarks": made.get("benchmark_fingerprints"),
+        },
+        "versions": sorted({r["knockout"] for r in records if "knockout" in r}),
         "warnings": _warnings(ledger, sweep, state),
     }
 
@@ -78,7 +89,12 @@ def _canary(ledger: Ledger) -> dict[str, Any] | None:
     """What the A/A row shows; None where the vocabulary has no id that cannot occur."""
     for index, candidate in enumerate(ledger.candidates):
         if candidate.group == "canary":
-            forks = ledger.query("SELECT COUNT(*) FROM fork WHERE candidate = ?", (index,))[0][0]
+            # Of the cells' steps, since forks may be millions.
+            forks = ledger.query(
+                "SELECT COUNT(*) FROM cell"
+                " WHERE substr(steps, ?, 4) NOT IN (x'ffffffff', x'feffffff')",
+                (4 * index + 1,),
+            )[0][0]
             audited, differ = ledger.query(
                 "SELECT COUNT(*), COALESCE(SUM(differs_at >= 0), 0) FROM audit"
                 " WHERE candidate = ? AND finish <> 'error'",
@@ -132,16 +148,33 @@ def _identical_repeats(ledger: Ledger, sweep: Sweep) -> list[str]:
     found = []
     sampled = {e.name: sweep.settings(e).sampling.temperature > 0 for e in sweep.benchmarks}
     for index, benchmark in enumerate(ledger.benchmarks):
-        rows = ledger.query(
-            "SELECT COUNT(*), COALESCE(SUM(kinds = 1), 0) FROM (SELECT COUNT(DISTINCT ids) AS kinds"
-            " FROM generation WHERE benchmark = ? AND candidate = -1 GROUP BY problem"
-            " HAVING COUNT(*) > 1)",
-            (index,),
-        )
-        repeated, identical = rows[0]
-        if repeated and repeated == identical and sampled.get(benchmark.name, True):
+        if sampled.get(benchmark.name, True) and _all_repeats_equal(ledger, index):
             found.append(
                 f"{benchmark.name}: all repeats of every problem are identical although the "
                 "temperature is above 0; seeds do not seem to reach the engine"
             )
     return found
+
+
+def _all_repeats_equal(ledger: Ledger, benchmark: int) -> bool:
+    """Whether each problem with several repeats has the same baseline in all of them.
+
+    Lengths tell nearly always; tokens are read only where all lengths agree, and only up to the
+    first problem whose repeats differ.
+    """
+    repeated = ledger.query(
+        "SELECT problem, MIN(n_tokens), MAX(n_tokens) FROM cell WHERE benchmark = ?"
+        " GROUP BY problem HAVING COUNT(*) > 1",
+        (benchmark,),
+    )
+    if not repeated or any(low != high for _, low, high in repeated):
+        return False
+    for problem, _, _ in repeated:
+        kinds = ledger.query(
+            "SELECT COUNT(DISTINCT ids) FROM cell JOIN generation USING (benchmark, problem, seed)"
+            " WHERE benchmark = ? AND problem = ? AND candidate = -1",
+            (benchmark, problem),
+        )
+        if kinds[0][0] > 1:
+            return False
+    return True

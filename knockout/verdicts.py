@@ -6,19 +6,15 @@ the same table, byte for byte, in any order of problems. See `knockout.stats` fo
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.files import write_text
+from knockout.config import VerdictRule
 from knockout.grades import CandidateInfo, GradeCube
 
 if TYPE_CHECKING:
@@ -32,8 +28,6 @@ __all__ = [
     "POOLED",
     "build_verdicts",
     "settle_cube",
-    "verdict_records",
-    "write_verdicts",
 ]
 
 Rule = Literal["fdr", "nominal"]
@@ -73,6 +67,7 @@ COLUMNS = (
     "settled_round",
     "settled_as",
     "reason",
+    "preliminary",
 )
 
 _TIE = 1e-9
@@ -87,8 +82,11 @@ def build_verdicts(
     margin: float = 0.02,
     target: Target = "population",
     m_planned: int | None = None,
-    max_rounds: int | None = None,
+    max_rounds: int | Mapping[str, int] | None = None,
     rounds_done: int | Mapping[str, int] | None = None,
+    raced_by: VerdictRule | None = None,
+    ended: str = "",
+    preliminary: bool = False,
 ) -> pd.DataFrame:
     """The verdict table: a row per benchmark and candidate, then pooled rows.
 
@@ -104,13 +102,19 @@ def build_verdicts(
             siblings, so after failures Δ is the mean over cells.
         m_planned: Planned hypotheses per benchmark (candidates and controls, not canaries); None
             counts those in the cube. One without data counts as p = 1.
-        max_rounds: Planned rounds of an adaptive sweep; None for a fixed one. Then p-values,
-            intervals and verdicts are those of `stats.sequential`, valid at any stopping time.
+        max_rounds: Planned rounds of an adaptive sweep, for all benchmarks or by name; None for a
+            fixed one. Then p-values, intervals and verdicts are those of `stats.sequential`,
+            valid at any stopping time.
         rounds_done: Complete rounds of an adaptive sweep, for all benchmarks or by name; None
             takes every seed with a baseline grade.
+        raced_by: The rule by which the sweep settled its candidates, where the table is asked for
+            by another one; its target must be this one's. None: `rule`, `alpha` and `margin`.
+        ended: What ended an adaptive sweep, for `reason`.
+        preliminary: Whether the run is unfinished, for the column of that name.
 
     Returns:
-        The frame with `COLUMNS`. Where a number cannot be had it is NaN and `reason` says why.
+        The frame with `COLUMNS`. Where a number cannot be had it is NaN and `reason` says why; in
+        an adaptive sweep `reason` also says what settled a candidate, or that it is open.
 
     Raises:
         ValueError: if `m_planned` is below the number of hypotheses here, or a level or margin is
@@ -121,35 +125,41 @@ def build_verdicts(
     for name, value in (("alpha", alpha), ("margin", margin)):
         if not 0 < value < 1:
             raise ValueError(f"{name} is {value}, expected a number between 0 and 1")
+    race = raced_by or VerdictRule(rule=rule, alpha=alpha, margin=margin, target=target)
+    if race.target != target:
+        raise ValueError(f"the sweep raced for target {race.target}, not {target}")
     blocks: list[tuple[_Block, _Tests, Settlement | None]] = []
     for cube in cubes:
-        settled = None
-        if max_rounds is not None:
-            settled = settle_cube(
-                cube,
-                _rounds(cube, rounds_done),
-                rule=rule,
-                alpha=alpha,
-                margin=margin,
-                target=target,
-                m_planned=m_planned,
-                max_rounds=max_rounds,
-            )
-        block = _block(cube, target, settled)
-        tests = (
-            _test(block, alpha)
-            if settled is None
-            else _race(cube, settled, alpha, target, max_rounds)
+        if max_rounds is None:
+            block = _block(cube, target, None)
+            blocks.append((block, _test(block, alpha), None))
+            continue
+        most = max_rounds if isinstance(max_rounds, int) else max_rounds[cube.benchmark]
+        settled = settle_cube(
+            cube,
+            _rounds(cube, rounds_done),
+            rule=race.rule,
+            alpha=race.alpha,
+            margin=race.margin,
+            target=target,
+            m_planned=m_planned,
+            max_rounds=most,
         )
-        blocks.append((block, tests, settled))
+        block = _block(cube, target, settled)
+        blocks.append((block, _race(cube, settled, alpha, target, most), settled))
     if len(blocks) >= 2:
         pooled = _pool([block for block, _, _ in blocks], target, adaptive=max_rounds is not None)
         if pooled.candidates:
             blocks.append((pooled, _test(pooled, alpha), None))
     tables = [
-        _judge(block, tests, settled, rule=rule, alpha=alpha, margin=margin, m_planned=m_planned)
+        _judge(
+            block, tests, settled, race, ended, rule=rule, alpha=alpha, margin=margin,
+            m_planned=m_planned,
+        )
         for block, tests, settled in blocks
-    ]
+    ]  # fmt: skip
+    for table in tables:
+        table["preliminary"] = [preliminary] * len(table["candidate"])
     columns = {name: [value for table in tables for value in table[name]] for name in COLUMNS}
     # Names may hold what Arrow's strings cannot, such as half a surrogate pair.
     names = pd.Series(columns["candidate"], dtype=object)
@@ -185,29 +195,6 @@ def settle_cube(
         max_rounds=max_rounds or len(cube.seeds),
         counted=_counted(cube.candidates),
     )
-
-
-def verdict_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as plain values for JSON: ten significant digits, None for what is missing."""
-    return [
-        {name: _plain(value) for name, value in zip(frame.columns, row, strict=True)}
-        for row in frame.itertuples(index=False)
-    ]
-
-
-def write_verdicts(frame: pd.DataFrame, csv_path: Path, json_path: Path) -> None:
-    """Writes both files, each whole or not at all.
-
-    Numbers carry ten significant digits; a missing one is empty in CSV and null in JSON.
-    """
-    records = verdict_records(frame)
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(frame.columns)
-    rows.writerows([_cell(value) for value in record.values()] for record in records)
-    write_text(csv_path, table.getvalue())
-    body = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-    write_text(json_path, f"[\n{body}\n]\n" if records else "[]\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +323,8 @@ def _judge(
     block: _Block,
     tests: _Tests,
     settled: Settlement | None,
+    race: VerdictRule,
+    ended: str,
     *,
     rule: Rule,
     alpha: float,
@@ -366,8 +355,13 @@ def _judge(
     same = (low > -margin) & (high < margin)
     if settled is not None:
         raced = {"pillar": "strong_pillar", "stumbling_block": "strong_stumbling_block"}
-        names[rule] = [raced.get(status, "neutral") for status in settled.status]
-        same |= np.array([status == "equivalent" for status in settled.status], dtype=np.bool_)
+        if alpha == race.alpha:
+            names[race.rule] = [raced.get(status, "neutral") for status in settled.status]
+            if margin == race.margin:
+                same |= np.array([s == "equivalent" for s in settled.status], dtype=np.bool_)
+        for i, reason in enumerate(reasons):
+            hypothesis = block.candidates[i].group != "canary"
+            reasons[i] = reason or _why(settled, i, ended if hypothesis else "canaries run along")
     verdict = names[rule]
 
     # The level that one more discovery would have to reach.
@@ -408,6 +402,23 @@ def _judge(
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in columns.items()}
 
 
+def _why(settled: Settlement, candidate: int, ended: str) -> str:
+    """What settled a candidate, or that nothing did."""
+    shown = {
+        "pillar": "a loss",
+        "stumbling_block": "a gain",
+        "equivalent": "an effect inside the margin",
+    }.get(settled.status[candidate])
+    round_ = int(settled.settled_round[candidate])
+    if shown is None:
+        open_ = f"open after round {int(settled.rounds[candidate])}"
+        return f"{open_}: {ended}" if ended else open_
+    return (
+        f"settled after round {round_}: evidence of {shown}, "
+        f"e = 10^{settled.log_evidence(candidate) / math.log(10):.1f}"
+    )
+
+
 def _strong(delta: NDArray[np.float64], significant: NDArray[np.bool_]) -> list[str]:
     return [
         "neutral" if not yes else "strong_pillar" if d < 0 else "strong_stumbling_block"
@@ -426,20 +437,3 @@ def _rounds(cube: GradeCube, done: int | Mapping[str, int] | None) -> int:
         return done[cube.benchmark]
     played = np.flatnonzero((cube.baseline >= 0).any(axis=0))
     return int(played[-1]) + 1 if len(played) else 0
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: ten significant digits, None for NaN."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{value:.10g}") + 0.0
-    return value
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False)
-    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -12,7 +12,8 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from knockout.grades import CandidateInfo, GradeCube
-from knockout.verdicts import COLUMNS, build_verdicts, settle_cube, write_verdicts
+from knockout.verdict_files import write_verdicts
+from knockout.verdicts import COLUMNS, build_verdicts, settle_cube
 
 
 def cube_of(baseline, knockout, *, forked=None, name="maths", infos=None, ids=None) -> GradeCube:

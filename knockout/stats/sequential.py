@@ -86,6 +86,16 @@ class Settlement:
     log_stumbling: Floats
     log_equivalent: Floats
 
+    def log_evidence(self, candidate: int) -> float:
+        """Log e-value of the claim by which a candidate was settled; NaN while it is open."""
+        of = {
+            "pillar": self.log_pillar,
+            "stumbling_block": self.log_stumbling,
+            "equivalent": self.log_equivalent,
+        }
+        found = of.get(self.status[candidate])
+        return float("nan") if found is None else float(found[candidate])
+
     @property
     def p_values(self) -> Floats:
         """(C,) p-values of Δ = 0 that hold at any stopping time: 2 / the larger one-sided e."""

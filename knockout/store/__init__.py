@@ -12,6 +12,7 @@ from knockout.store.rows import (
     CellKey,
     CellRow,
     ForkRow,
+    ForkTotal,
     ProblemRow,
 )
 
@@ -23,6 +24,7 @@ __all__ = [
     "CellKey",
     "CellRow",
     "ForkRow",
+    "ForkTotal",
     "Ledger",
     "ProblemRow",
     "RunLock",

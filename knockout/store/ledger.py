@@ -22,6 +22,7 @@ from knockout.store.rows import (
     CellKey,
     CellRow,
     ForkRow,
+    ForkTotal,
     ProblemRow,
 )
 from knockout.store.schema import FORK_TOTALS, SCHEMA_VERSION, statements
@@ -303,23 +304,18 @@ class Ledger:
             found[key] = {candidate for (candidate,) in have}
         return found
 
-    def fork_totals(self) -> list[tuple[int, int, str, str, int, int, int, int]]:
-        """Forks counted by (benchmark, seed, finish, grade).
-
-        Returns:
-            Those four, and the number of forks, their tokens with the shared prefix, the tokens
-            of that prefix, and how many were respelled.
-        """
+    def fork_totals(self) -> list[ForkTotal]:
+        """Counts of the forks, without reading them."""
         sql = f"SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4"
-        # Ledgers of the first release candidates do not keep the table; there the forks are read.
+        # Ledgers made before this table do not have it; there the forks are read after all.
         if self.query("SELECT 1 FROM sqlite_master WHERE name = 'fork_total'"):
             sql = "SELECT * FROM fork_total WHERE n > 0"
-        return self.query(sql)
+        return [ForkTotal(*row) for row in self.query(sql)]
 
     def failed_forks(self) -> dict[CellKey, set[int]]:
         """Forks that the engine failed on."""
         found: dict[CellKey, set[int]] = {}
-        if not any(finish == "error" for _, _, finish, *_ in self.fork_totals()):
+        if not any(total.finish == "error" for total in self.fork_totals()):
             return found
         for *key, candidate in self.query(
             "SELECT benchmark, problem, seed, candidate FROM fork WHERE finish = 'error'"

@@ -16,6 +16,7 @@ __all__ = [
     "CellKey",
     "CellRow",
     "ForkRow",
+    "ForkTotal",
     "ProblemRow",
 ]
 
@@ -116,6 +117,27 @@ class ForkRow:
     extracted: str | None
     error: str | None
     respelled: bool = False
+
+
+class ForkTotal(NamedTuple):
+    """How many forks of a benchmark and seed ended one way and were graded one way.
+
+    Attributes:
+        benchmark, seed, finish, grade: Which forks.
+        n: How many.
+        n_tokens: Their tokens, with the shared prefix.
+        n_shared: Of them those before the fork.
+        respelled: See `ForkRow`.
+    """
+
+    benchmark: int
+    seed: int
+    finish: str
+    grade: str
+    n: int
+    n_tokens: int
+    n_shared: int
+    respelled: int
 
 
 @dataclass(frozen=True, slots=True)

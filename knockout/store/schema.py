@@ -19,9 +19,7 @@ SCHEMA_VERSION = 1
 COMPARED_TABLES = ("candidate", "benchmark", "problem", "cell", "fork", "generation", "audit")
 """What must be equal in two runs of one sweep."""
 
-FORK_TOTALS = (
-    "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(step), SUM(respelled)"
-)
+FORK_TOTALS = "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(step), SUM(respelled)"
 """The columns of `fork_total`, as they come from `fork`."""
 
 SCHEMA = """
