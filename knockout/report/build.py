@@ -12,7 +12,7 @@ from typing import Any
 
 from knockout._version import __version__
 from knockout.files import write_text
-from knockout.report.data import details, overview
+from knockout.report.data import details, overview, shown_config
 from knockout.report.sample import Sample, pack, sample_pairs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
 from knockout.report.tokens import TokenTexts
@@ -77,7 +77,7 @@ def report_chunks(
     head = overview(run, ledger, found, total, has_tokenizer=texts.has_tokenizer)
     sample = sample_pairs(run, ledger, budget)
     head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
-    head["config"] = (run.folder / "config.yaml").read_text(encoding="utf-8")
+    head["config"] = shown_config((run.folder / "config.yaml").read_text(encoding="utf-8"))
     chunks = {"overview": pack(head)}
     used = set(sample.tokens)
     counted = candidate_replacements(run, ledger)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from knockout.report.source import RunView
 from knockout.report.tables import CellTable, ForkTable, describe_forks
 from knockout.store import Ledger
 
-__all__ = ["VERDICTS", "count_verdicts", "details", "overview", "verdict_key"]
+__all__ = [
+    "VERDICTS",
+    "count_verdicts",
+    "details",
+    "overview",
+    "shown_config",
+    "verdict_key",
+    "without_folders",
+]
 
 VERDICTS = ("strong_pillar", "strong_stumbling_block", "equivalent", "undetermined")
 """Keys of the report's verdicts: neutral is split by its evidence."""
 
+_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 _RULES = ("nominal", "fdr")
 _KEYS = {"key": None, "key_nominal": "nominal", "key_fdr": "fdr"}
 
@@ -106,7 +118,7 @@ def _about(run: RunView, has_tokenizer: bool) -> dict[str, Any]:
     rule = run.sweep.verdict
     return {
         "name": run.folder.resolve().name,
-        "model": run.sweep.model,
+        "model": without_folders(run.sweep.model),
         "rule": rule.rule,
         "alpha": rule.alpha,
         "margin": rule.margin,
@@ -213,10 +225,31 @@ def _health(run: RunView) -> dict[str, Any]:
     return {
         **{key: run.summary.get(key) for key in keys},
         "sessions": [
-            {"started": started, "wall_s": wall_s, **record}
+            {"started": started, "wall_s": wall_s, **without_folders(record)}
             for started, wall_s, record in run.sessions
         ],
     }
+
+
+def without_folders(value: Any) -> Any:
+    """A value with absolute paths in it shortened to their last part.
+
+    A report is handed on; which folders a machine has is nobody's business and reproduces nothing.
+    """
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_folders(inner) for inner in value]
+    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or _WINDOWS.match(value)):
+        return f"…/{PurePosixPath(value.replace(chr(92), '/')).name}"
+    return value
+
+
+def shown_config(text: str) -> str:
+    """A run's `config.yaml` as the report shows it."""
+    return yaml.safe_dump(
+        without_folders(yaml.safe_load(text)), sort_keys=False, allow_unicode=True
+    )
 
 
 def _mean(values: NDArray[Any]) -> float | None:

@@ -19,6 +19,9 @@ from knockout.store import Ledger
 __all__ = ["Sample", "pack", "sample_pairs"]
 
 
+_SAME_TURNS = 2
+
+
 @dataclass(slots=True)
 class Sample:
     """Trajectories chosen for the file.
@@ -58,7 +61,8 @@ def sample_pairs(run: RunView, ledger: Ledger, budget: int) -> Sample:
     """Chooses pairs until their packed size reaches a budget.
 
     In turns: each turn gives every row of the verdict table its next lost pair, its next won one
-    and, in the first turns, one where nothing changed; rows with small p-values come first.
+    and, in the first turns and once no changed ones are left, one where nothing changed; rows
+    with small p-values come first.
 
     Args:
         run: The run.
@@ -69,8 +73,9 @@ def sample_pairs(run: RunView, ledger: Ledger, budget: int) -> Sample:
     queues = [queue for row in _order(run, ledger) if (queue := _queue(run, *row))]
     turn = 0
     while queues and sample.size < budget:
+        changes_left = any(queue[LOST] or queue[WON] for queue in queues)
         for queue in queues:
-            for key in _turn(queue, turn):
+            for key in _turn(queue, turn < _SAME_TURNS or not changes_left):
                 if sample.size < budget:
                     _take(sample, ledger, key)
         queues = [queue for queue in queues if any(queue.values())]
@@ -104,12 +109,10 @@ def _queue(run: RunView, benchmark: int, candidate: int) -> dict[int, list[PairK
     return queue
 
 
-def _turn(queue: dict[int, list[PairKey]], turn: int) -> Iterator[PairKey]:
+def _turn(queue: dict[int, list[PairKey]], take_same: bool) -> Iterator[PairKey]:
     for outcome in (LOST, WON, SAME):
-        if queue[outcome] and (outcome != SAME or turn < 2):
+        if queue[outcome] and (outcome != SAME or take_same):
             yield queue[outcome].pop()
-        elif outcome == SAME:
-            queue[outcome].clear()
 
 
 def _take(sample: Sample, ledger: Ledger, key: PairKey) -> None:

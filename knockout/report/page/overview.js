@@ -52,7 +52,7 @@ function costTable(data) {
   const most = Math.max(...data.benchmarks.map((b) => b.tokens_naive), 1);
   const meter = (n, kind) => {
     const bar = el("span", { class: `meter ${kind}`, "aria-hidden": "true" });
-    bar.style.width = `${(6 * n) / most}rem`;
+    bar.style.width = `${(100 * n) / most}%`;
     return bar;
   };
   const ratio = (b) => (b.tokens_generated ? `${fixed(b.tokens_naive / b.tokens_generated, 1)}×` : "–");
@@ -64,12 +64,11 @@ function costTable(data) {
       + `${share(cost.inherited, cost.inherited + cost.forks)} of the knockouts are their baseline and cost nothing.${racingNote}`
       + (cost.tokens_audit ? ` Audits took another ${big(cost.tokens_audit)}.` : "")),
     el("div", { class: "scroll" }, el("table", {},
-      el("thead", {}, el("tr", {}, ["benchmark", "cells", "forked", "generated", "naive", "saved", ""].map((name, i) => el("th", { scope: "col", class: i ? "n" : null }, name)))),
+      el("thead", {}, el("tr", {}, ["benchmark", "cells", "forked", "generated", "naive", "saved"].map((name, i) => el("th", { scope: "col", class: i ? "n" : null }, name)))),
       el("tbody", {}, data.benchmarks.map((b) => el("tr", {},
-        el("th", { scope: "row" }, b.name), numeric(`${count(b.n_cells)} of ${count(b.n_problems * b.n_seeds)}`),
+        el("th", { scope: "row" }, b.name, el("div", { class: "meters" }, meter(b.tokens_generated, ""), meter(b.tokens_naive, "naive"))), numeric(`${count(b.n_cells)} of ${count(b.n_problems * b.n_seeds)}`),
         numeric(share(b.forks, b.forks + b.inherited)),
-        numeric(big(b.tokens_generated)), numeric(big(b.tokens_naive)), numeric(ratio(b)),
-        el("td", {}, el("div", {}, meter(b.tokens_generated, "")), el("div", {}, meter(b.tokens_naive, "naive")))))))),
+        numeric(big(b.tokens_generated)), numeric(big(b.tokens_naive)), numeric(ratio(b))))))),
   ];
 }
 

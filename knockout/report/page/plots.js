@@ -82,7 +82,7 @@ function forest(rows) {
     })),
     layout: {
       margin: { l: 60, r: 12, t: 34, b: 30 }, hovermode: "closest",
-      xaxis: { side: "top", zeroline: true, title: { text: "Δ Pass@1", standoff: 4 }, tickformat: ".2~f" },
+      xaxis: { side: "top", zeroline: true, title: { text: "Δ Pass@1", standoff: 4 }, tickformat: ".3~f" },
       yaxis: {
         tickvals: sorted.map((_, i) => i), ticktext: sorted.map((r) => safe(clip(r.candidate, innerWidth < 760 ? 14 : 28))),
         range: [-0.8, sorted.length - 0.2], showgrid: false, zeroline: false, fixedrange: true,
@@ -98,7 +98,7 @@ function volcano(rows, alpha) {
     click: true, traces: byKind(own, (r) => r.delta, (r) => -Math.log10(r.p_value)),
     layout: {
       hovermode: "closest",
-      xaxis: { title: { text: "Δ Pass@1", standoff: 6 }, zeroline: true, tickformat: ".2~f" },
+      xaxis: { title: { text: "Δ Pass@1", standoff: 6 }, zeroline: true, tickformat: ".3~f" },
       yaxis: { title: { text: "−log₁₀ p", standoff: 6 }, rangemode: "tozero", zeroline: false },
       shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: -Math.log10(alpha), y1: -Math.log10(alpha), line: { dash: "dot", width: 1, color: style("--dim") } }],
     },
@@ -112,7 +112,7 @@ function againstFrequency(rows) {
     layout: {
       hovermode: "closest",
       xaxis: { type: "log", title: { text: "occurrences in 1,000 baseline tokens", standoff: 6 }, zeroline: false, nticks: 6 },
-      yaxis: { title: { text: "Δ Pass@1", standoff: 6 }, zeroline: true, tickformat: ".2~f" },
+      yaxis: { title: { text: "Δ Pass@1", standoff: 6 }, zeroline: true, tickformat: ".3~f" },
     },
   }));
 }
@@ -124,8 +124,8 @@ function agreement(one, other, names) {
     click: true, traces: byKind(own, (r) => r.delta, (r) => there.get(r.c).delta),
     layout: {
       hovermode: "closest",
-      xaxis: { title: { text: `Δ on ${safe(names[0])}`, standoff: 6 }, zeroline: true, tickformat: ".2~f" },
-      yaxis: { title: { text: `Δ on ${safe(names[1])}`, standoff: 6 }, zeroline: true, tickformat: ".2~f" },
+      xaxis: { title: { text: `Δ on ${safe(names[0])}`, standoff: 6 }, zeroline: true, tickformat: ".3~f" },
+      yaxis: { title: { text: `Δ on ${safe(names[1])}`, standoff: 6 }, zeroline: true, tickformat: ".3~f" },
     },
   }));
 }

@@ -14,8 +14,9 @@ const COLUMNS = [
   ["won", "won", (r) => count(r.won)],
   ["n_forked", "forked", (r) => share(r.n_forked, r.n_forked + r.n_inherited)],
   ["n_seeds", "seeds", (r) => count(r.n_seeds)],
+  ["settled_round", "settled", (r) => (r.settled_round ? `round ${r.settled_round}` : "–")],
   ["per_1000", "per 1,000", (r) => known(r.per_1000) && r.per_1000 > 0 ? Number(r.per_1000.toPrecision(2)).toString() : "0"],
-  ["key", "verdict", (r) => badge(r.key)],
+  ["key", "verdict", (r) => el("span", { title: r.reason || null }, badge(r.key))],
 ];
 const WORDS = new Set(["candidate", "group", "benchmark", "key"]);
 const INNER = new Set(["b", "c", "key", "key_nominal", "key_fdr"]);
