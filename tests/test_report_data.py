@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from synthetic import write_run
 
 from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.report.build import candidate_replacements
-from knockout.report.data import details, overview
+from knockout.report.data import details, overview, shown_config, without_folders
+from knockout.report.figures import write_figures
 from knockout.report.sample import pack, sample_pairs
 from knockout.report.source import FastTokenizer, open_ledger, open_texts, read_run
 from knockout.report.tokens import TokenTexts
@@ -203,3 +206,34 @@ def test_a_model_that_is_gone_leaves_ids(folder: Path) -> None:
         first = ledger.candidates[0]
     assert not texts.has_tokenizer
     assert texts.entry(first.token_ids[0]) == [first.tokens[0], 2]
+
+
+def test_the_plotting_library_is_the_one_that_is_named() -> None:
+    vendor = files("knockout.report") / "vendor"
+    named = json.loads((vendor / "VENDORED.json").read_text(encoding="utf-8"))
+    content = (vendor / named["file"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == named["sha256"]
+    assert f"v{named['version']}".encode() in content[:200]
+    assert "MIT" in (vendor / "plotly-basic.LICENSE.txt").read_text(encoding="utf-8")
+
+
+def test_folders_of_the_machine_stay_out_of_the_report() -> None:
+    given = "model: /home/me/models/qwen\ndata_dir: null\nbenchmarks:\n- name: x\n  data_dir: C:\\data\\y\n"
+    shown = shown_config(given)
+    assert "home" not in shown
+    assert "C:" not in shown
+    assert "…/qwen" in shown
+    assert without_folders({"a": ["org/name", 3, "not /a path"]}) == {
+        "a": ["org/name", 3, "not /a path"]
+    }
+
+
+def test_figures_are_written_twice_alike(folder: Path, tmp_path: Path) -> None:
+    one, other = (write_figures(folder, tmp_path / name) for name in ("one", "other"))
+    names = {
+        f"{kind}-{b}" for kind in ("forest", "volcano") for b in ("maths", "formats", "pooled")
+    }
+    assert {p.stem for p in one} == names | {"cost"}
+    for a, b in zip(one, other, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+        assert a.read_bytes()[:4] in (b"%PDF", b"\x89PNG")
