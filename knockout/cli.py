@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from knockout import cli_mine, cli_run, cli_tools
+from knockout import cli_lm_eval, cli_mine, cli_run, cli_tools
 from knockout._version import __version__
 from knockout.errors import KnockoutError
 
@@ -37,6 +37,7 @@ for command in (
     cli_tools.doctor,
 ):
     app.command()(command)
+app.command("lm-eval", context_settings=cli_lm_eval.PASS_ON)(cli_lm_eval.lm_eval)
 
 
 class _State:

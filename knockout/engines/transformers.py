@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from torch import Tensor
 from knockout.engines.base import Completion, EngineInfo, Request
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.models import load_tokenizer, quiet_transformers, resolve_model
+from knockout.engines.scoring import Pair, Scored, score_with_model
 from knockout.engines.trajectory import StopStrings, Trajectory, check_request
 from knockout.engines.versions import installed_versions
 from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
 from knockout.processors.batch import Batch
-from knockout.processors.rules import rule_from_extra_args, to_extra_args
+from knockout.processors.rules import check_ids, rule_from_extra_args, to_extra_args
 
 __all__ = ["TransformersEngine"]
 
@@ -178,6 +180,26 @@ class TransformersEngine:
             done += self._emit(group)
         self._groups = [group for group in self._groups if group.paths]
         return done
+
+    def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
+        """Log-likelihoods of continuations under a ban; nothing may be open.
+
+        Args:
+            pairs: Token ids of each context (not empty) and its continuation.
+            banned: Token ids whose logits are −∞.
+
+        Returns:
+            One result a pair.
+        """
+        return score_with_model(
+            self._model,
+            pairs,
+            check_ids(list(banned), width=self.info.vocab_size),
+            device=self._device,
+            tokens_per_batch=_PREFILL_TOKENS,
+            padding=self._plain,
+            vocab_size=self.info.vocab_size,
+        )
 
     def close(self) -> None:
         """Frees the model."""

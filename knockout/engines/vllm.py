@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from knockout.engines.base import Completion, EngineInfo, Request
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.models import load_tokenizer, resolve_model
+from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import StopStrings, Trajectory, check_request
 from knockout.engines.versions import installed_versions
 from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
-from knockout.processors.rules import to_extra_args
+from knockout.processors.rules import check_ids, to_extra_args
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -298,6 +299,19 @@ class VllmEngine:
             self._engine.abort_request([key])
         del self._inner[key]
         return self._paths.pop(key).completion(finish, error)
+
+    def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
+        """Log-likelihoods of continuations under a ban; nothing may be open.
+
+        Args:
+            pairs: Token ids of each context (not empty) and its continuation.
+            banned: Token ids whose logits are −∞.
+
+        Returns:
+            One result a pair.
+        """
+        ids = check_ids(list(banned), width=self.info.vocab_size)
+        return score_with_vllm(self._engine, pairs, ids)
 
     def stats(self) -> dict[str, float]:
         """Prompt tokens sent so far (prefixes included), and the share found in the cache."""
