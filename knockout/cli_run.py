@@ -22,7 +22,12 @@ from knockout.cli_common import (
 )
 from knockout.errors import UsageError
 
-__all__ = ["demo", "export", "run", "status", "verdicts"]
+__all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]
+
+PRELIMINARY = (
+    "warning: the run is unfinished and this table preliminary: knockouts that are their baseline "
+    "arrive before those that are generated, which pulls Δ towards 0"
+)
 
 
 def run(
@@ -78,6 +83,7 @@ def status(directory: RunDirectory, as_json: Json = False) -> None:
     if as_json:
         print_json(summary)
         return
+    race = summary["race"]
     print_pairs(
         {
             "model": summary["model"],
@@ -91,11 +97,28 @@ def status(directory: RunDirectory, as_json: Json = False) -> None:
             "coupling errors": f"{summary['coupling_errors']} of {summary['steps_checked']} steps",
             "fork errors": f"{summary['fork_errors']} of {summary['audited']} audited",
             "working": summary["running"] or "nobody",
+            **({} if race is None else {"race": _race(race)}),
             "complete": "yes" if summary["complete"] else "no",
         }
     )
+    for name in race["rounds"] if race is not None else ():
+        for one in race["settled"]:
+            if one["benchmark"] == name:
+                print(
+                    f"  {name}: {one['candidate']} {one['settled_as']} after round "
+                    f"{one['settled_round']}, e = 10^{one['log10_e']:.1f}"
+                )
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _race(race: dict[str, Any]) -> str:
+    """One line: rounds, what is open, and what ended it."""
+    parts = [
+        f"{name}: round {done} of at most {race['max_rounds'][name]}, {race['open'][name]} open"
+        for name, done in race["rounds"].items()
+    ]
+    return "; ".join([*parts, f"ended by {race['ended']}" if race["ended"] else "goes on"])
 
 
 def verdicts(
@@ -186,8 +209,11 @@ def export(
     chosen_rule = sweep.verdict.model_copy(update={"rule": rule} if rule else {})
     with Ledger.open(directory / "run.db") as ledger:
         meta = ledger.meta()
+        table = verdict_table(ledger, chosen_rule)
+        if table["preliminary"].any():
+            print(PRELIMINARY, file=sys.stderr)
         chosen = selected(
-            verdict_table(ledger, chosen_rule),
+            table,
             verdicts=verdict or (),
             evidence=evidence or (),
             benchmark=benchmark,
@@ -265,10 +291,14 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         given = {"rule": rule, "alpha": alpha}
         chosen = chosen.model_copy(update={k: v for k, v in given.items() if v is not None})
         table = verdict_table(ledger, chosen)
+    preliminary = bool(table["preliminary"].any())
+    if preliminary:
+        print(PRELIMINARY, file=sys.stderr)
     if as_json:
         from knockout.verdict_files import verdict_records
 
         print_json(verdict_records(table))
         return
     title = f"rule {chosen.rule}, alpha {chosen.alpha}, margin {chosen.margin}"
+    title = f"PRELIMINARY: {title}" if preliminary else title
     console().print(render_verdicts(table, title))
