@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 __all__ = ["render_verdicts"]
 
 _ORDER = ("strong_pillar", "strong_stumbling_block", "equivalent", "undetermined")
-_WORDS = dict(zip(_ORDER, ("pillar", "stumbling block", "equivalent", "undetermined"), strict=True))
+_WORDS = dict(zip(_ORDER, ("pillar", "stumbling", "equivalent", "undetermined"), strict=True))
 # Blue against orange stays apart for colour-blind readers; the words say it without colour.
 _STYLES = dict(zip(_ORDER, ("bold blue", "bold yellow", "", "dim"), strict=True))
+_COLUMNS = (
+    ("", 1), ("Δ", 6), ("interval", 16), ("p", 5), ("p adj.", 6), ("lost", 4), ("won", 4),
+    ("verdict", 12),
+)  # fmt: skip
 _GROUPS = {"candidate": "", "control": "c", "canary": "A"}
 
 
@@ -34,7 +38,7 @@ def render_verdicts(table: pd.DataFrame, title: str) -> RenderableType:
     for benchmark in dict.fromkeys(table["benchmark"]):
         rows = table[table["benchmark"] == benchmark].to_dict("records")
         rows.sort(key=lambda row: (_ORDER.index(_key(row)) > 1, _missing_last(row["p_value"])))
-        parts += [Text(), Text(_heading(str(benchmark), rows)), _block(rows)]
+        parts += [Text(), Text(_heading(str(benchmark), rows)), _Block(rows)]
     controls = bool((table["group"] == "control").any())
     if controls or bool((table["group"] == "canary").any()):
         parts.append(Text("c: control   A: A/A check", style="dim"))
@@ -47,29 +51,35 @@ def _heading(benchmark: str, rows: list[dict[str, Any]]) -> str:
     return f"{benchmark}: Pass@1 {_number(rows[0]['pass1_baseline'], '.3f')}; {counts}"
 
 
-def _block(rows: list[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+class _Block:
+    """The rows of one benchmark, as wide as the terminal lets the names be."""
 
-    raced = any(row.get("settled_round") for row in rows)
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    shown.add_column("candidate", no_wrap=True, overflow="ellipsis", min_width=8)
-    shown.add_column("", no_wrap=True)
-    for name, width in (
-        ("Δ", 6),
-        ("interval", 16),
-        ("p", 7),
-        ("p adj.", 7),
-        ("lost", 4),
-        ("won", 4),
-    ):
-        shown.add_column(name, justify="right", no_wrap=True, min_width=width)
-    shown.add_column("verdict", no_wrap=True, min_width=15)
-    if raced:
-        shown.add_column("round", justify="right", no_wrap=True)
-    for row in rows:
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.raced = any(row.get("settled_round") for row in rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+        from rich.text import Text
+
+        columns = [*_COLUMNS, *((("round", 5),) if self.raced else ())]
+        room = options.max_width - sum(width + 1 for _, width in columns)
+        shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+        shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=max(room - 1, 6))
+        for name, width in columns:
+            left = name in ("", "verdict")
+            shown.add_column(
+                name, justify="left" if left else "right", no_wrap=True, min_width=width
+            )
+        for row in self.rows:
+            shown.add_row(*(Text(text, style=style) for text, style in self._cells(row)))
+        yield shown
+
+    def _cells(self, row: dict[str, Any]) -> list[tuple[str, str]]:
         key = _key(row)
         cells = [
+            str(row["candidate"]),
+            _GROUPS.get(row["group"], ""),
             _number(row["delta"], "+.3f"),
             f"[{_number(row['ci_low'], '+.3f')}, {_number(row['ci_high'], '+.3f')}]",
             _p(row["p_value"]),
@@ -77,12 +87,8 @@ def _block(rows: list[dict[str, Any]]) -> RenderableType:
             str(row["lost"]),
             str(row["won"]),
         ]
-        last = [Text(_WORDS[key], style=_STYLES[key])]
-        if raced:
-            last.append(Text(str(row["settled_round"] or "")))
-        names = [Text(str(row["candidate"])), Text(_GROUPS.get(row["group"], ""))]
-        shown.add_row(*names, *map(Text, cells), *last)
-    return shown
+        last = [(str(row["settled_round"] or ""), "")] if self.raced else []
+        return [*((cell, "") for cell in cells), (_WORDS[key], _STYLES[key]), *last]
 
 
 def _key(row: dict[str, Any]) -> str:
