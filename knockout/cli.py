@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from knockout import cli_lm_eval, cli_mine, cli_run, cli_tools
+from knockout import cli_lm_eval, cli_mine, cli_plan, cli_report, cli_run, cli_tools, cli_training
 from knockout._version import __version__
 from knockout.errors import KnockoutError
 
@@ -29,11 +29,15 @@ for command in (
     cli_run.demo,
     cli_run.status,
     cli_run.verdicts,
+    cli_report.report,
+    cli_report.view,
     cli_run.export,
+    cli_plan.plan,
     cli_tools.grade,
     cli_tools.candidates,
     cli_mine.mine,
     cli_mine.orthogonality,
+    cli_training.geometry,
     cli_tools.doctor,
 ):
     app.command()(command)
