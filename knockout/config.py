@@ -87,8 +87,10 @@ class _Model(BaseModel):
 class EngineSettings(_Model):
     """The engine that generates, and how much it may hold at once."""
 
-    kind: Literal["auto", "vllm", "transformers"] = outputs("auto")
-    """`auto` takes vLLM where it is installed, else transformers."""
+    kind: Literal["auto", "vllm", "transformers", "server"] = outputs("auto")
+    """`auto` takes vLLM where it is installed, else transformers; `server` takes running ones."""
+    urls: tuple[Text, ...] | None = handling(None)
+    """Running vLLM servers of the model, for `kind: server`: `[http://HOST:PORT, ...]`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
     max_model_len: Count | None = outputs(None)

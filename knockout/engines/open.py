@@ -25,6 +25,7 @@ _DEFAULTS: dict[str, Any] = {
     "block_size": None,
     "kv_cache_gib": None,
     "enforce_eager": None,
+    "urls": None,
     "options": {},
 }
 _VLLM_ONLY = (
@@ -36,7 +37,7 @@ _VLLM_ONLY = (
 )
 
 
-def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers"]:
+def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers", "server"]:
     """The engine that runs: "auto" takes vLLM where it is installed, else transformers.
 
     Raises:
@@ -46,7 +47,9 @@ def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers"]:
         return "vllm"
     if kind in ("auto", "transformers"):
         return "transformers"
-    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm or transformers")
+    if kind == "server":
+        return "server"
+    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm, transformers or server")
 
 
 def open_engine(
@@ -64,8 +67,8 @@ def open_engine(
         model: "smollm2-135m" (embedded), a checkpoint folder or a hub name.
         settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
             `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
-            `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager` and `options`
-            (see `config.EngineSettings`).
+            `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager`, `urls` and
+            `options` (see `config.EngineSettings`).
             A missing one keeps the engine's own default.
         seed: The engine's own; the noise of requests comes from their own seeds.
         trust_remote_code: Whether code that comes with the model may run; also an entry of
@@ -86,6 +89,10 @@ def open_engine(
     kind = choose_kind(values.pop("kind"))
     given = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     given.update(trust_remote_code=trust_remote_code, cache_dir=cache_dir, options=options)
+    if kind == "server":
+        return _open_server(model, given)
+    if "urls" in given:
+        raise UsageError(f"engine.urls: only engine.kind: server has this, and it is {kind}")
     if kind == "vllm":
         if "device" in given:
             raise UsageError(
@@ -102,3 +109,15 @@ def open_engine(
     from knockout.engines.transformers import TransformersEngine
 
     return TransformersEngine(model, **given)
+
+
+def _open_server(model: str, given: dict[str, Any]) -> Engine:
+    """Connects to running servers; what was decided where they were started is refused here."""
+    if stray := [name for name in (*_VLLM_ONLY, "dtype", "device") if name in given]:
+        raise UsageError(
+            f"engine.{', engine.'.join(stray)}: give this where the server is started; "
+            "engine.kind: server takes urls, max_model_len, max_num_seqs and options"
+        )
+    from knockout.engines.server import ServerEngine
+
+    return ServerEngine(model, urls=given.pop("urls", ()), **given)

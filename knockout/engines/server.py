@@ -1,0 +1,380 @@
+"""Running vLLM servers as an engine: token ids in, token ids out, over HTTP.
+
+The servers were started by somebody else, with our processor inside; see docs/how-to/server.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.engines.base import Completion, EngineInfo, Request, generate
+from knockout.engines.canary import check_bans_hold
+from knockout.engines.http import Refused, ServedModel, Server, Unavailable
+from knockout.engines.models import load_tokenizer, resolve_model
+from knockout.engines.trajectory import StopStrings, Trajectory, check_request
+from knockout.engines.versions import installed_versions
+from knockout.eos import stop_ids
+from knockout.errors import KnockoutError, UsageError
+from knockout.processors.rules import to_extra_args
+from knockout.sampling import Sampling
+
+__all__ = ["ServerEngine"]
+
+_FLAG = "--logits-processors knockout.processors.vllm:KnockoutProcessor"
+_PROBE = "Knock, knock.\n\nWho's there? x² + 1 = 0"
+_TRIES = 6
+_FIRST_WAIT_S = 0.5
+# Cells whose server is remembered; a fork follows its baseline within seconds.
+_MOST_HOMES = 65_536
+# A log-probability that JSON carries in the place of −∞.
+_NEVER = -9000.0
+
+_Answer = dict[str, Any] | Refused | Unavailable
+
+
+class ServerEngine:
+    """Runs requests on one or several vLLM servers of the same model.
+
+    A cell's requests (same prompt, same seed) go to one server, whose prefix cache holds their
+    common part; new cells go to the server with the least to do. What a server fails on is tried
+    again with growing pauses, on another server where there is one; the noise belongs to the
+    request, so that it makes no difference where it runs.
+
+    Attributes:
+        info: What runs.
+        tokenizer: The model's tokenizer, from the local checkpoint.
+    """
+
+    info: EngineInfo
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        urls: Sequence[str],
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        trust_remote_code: bool = False,
+        cache_dir: Path | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Contacts the servers and checks that bans hold in each of them.
+
+        Args:
+            model: The model that they serve, for its tokenizer and configuration here.
+            urls: Of the servers, for example ["http://127.0.0.1:8000"].
+            max_model_len: Longest prompt plus trajectory; the servers' own limit by default.
+            max_num_seqs: Requests in flight over all servers; 64 a server by default.
+            trust_remote_code: Whether code that comes with the model may run here.
+            cache_dir: Where the embedded model is unpacked.
+            options: `model` (the served name), `timeout_s` (longest time for one completion; 3600
+                by default), `wait_s` (how long to wait for the servers to come up; 0).
+
+        Raises:
+            UsageError: A setting is wrong, or a server serves something else.
+            KnockoutError: A server does not answer, or lacks our processor.
+        """
+        from transformers import AutoConfig
+
+        if not urls:
+            raise UsageError("engine.urls is empty; expected at least one http://HOST:PORT")
+        settings = dict(options or {})
+        wanted = settings.pop("model", None)
+        timeout_s = float(settings.pop("timeout_s", 3600.0))
+        wait_s = float(settings.pop("wait_s", 0.0))
+        if settings:
+            raise UsageError(
+                f"engine.options: found {', '.join(sorted(settings))}; a server takes model, "
+                "timeout_s and wait_s (its other settings are given where it is started)"
+            )
+        path = resolve_model(model, cache_dir)
+        self.tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        at_once = max_num_seqs or 64 * len(urls)
+        self._servers = [Server(u, timeout_s=timeout_s, connections=at_once) for u in urls]
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="knockout-server")
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._answers: SimpleQueue[tuple[str, _Answer]] = SimpleQueue()
+        self._paths: dict[str, Trajectory] = {}
+        self._done: list[Completion] = []
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._homes: OrderedDict[int, int] = OrderedDict()
+        self._only: int | None = None
+        try:
+            served = [self._served(server, wanted, wait_s) for server in self._servers]
+            self._names = [one.name for one in served]
+            longest = min(one.max_model_len for one in served)
+            if max_model_len is not None and max_model_len > longest:
+                raise UsageError(
+                    f"engine.max_model_len is {max_model_len}, but a server allows {longest}"
+                )
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            self.info = EngineInfo(
+                kind="server",
+                model=model,
+                device="server",
+                dtype="server",
+                runner="",
+                vocab_size=int(config.get_text_config(decoder=True).vocab_size),
+                eos_ids=stop_ids(self.tokenizer, path),
+                max_model_len=max_model_len or longest,
+                versions={
+                    **installed_versions(),
+                    **{
+                        f"vllm at {s.url}": o.version
+                        for s, o in zip(self._servers, served, strict=True)
+                    },
+                },
+                settings={"max_num_seqs": at_once, "served": self._names},
+            )
+            for index in range(len(self._servers)):
+                self._check(index)
+        except BaseException:
+            self.close()
+            raise
+
+    # Start-up ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _served(server: Server, wanted: str | None, wait_s: float) -> ServedModel:
+        end = time.monotonic() + wait_s
+        while not server.healthy():
+            if time.monotonic() >= end:
+                server.served(wanted)  # says what is wrong with it
+                raise KnockoutError(f"engine.urls: {server.url}/health says that it is not well")
+            time.sleep(1.0)
+        return server.served(wanted)
+
+    def _check(self, index: int) -> None:
+        """Refuses a server with another tokenizer, without our processor, or with other settings."""
+        server = self._servers[index]
+        theirs = server.encode(self._names[index], _PROBE)
+        ours = self.tokenizer.encode(_PROBE, add_special_tokens=False)
+        if theirs is not None and theirs != ours:
+            raise UsageError(
+                f"engine.urls: {server.url} serves {self._names[index]!r}, whose token ids are not "
+                f"those of {self.info.model!r}; serve the sweep's model"
+            )
+        self._only = index
+        try:
+            self._check_logprobs(server)
+            check_bans_hold(self)
+        except KnockoutError as error:
+            raise KnockoutError(
+                f"{server.url}: {error} Start the server in an environment where knockout-harness "
+                f"is installed, with `{_FLAG} --max-logprobs -1`"
+            ) from error
+        finally:
+            self._only = None
+
+    def _check_logprobs(self, server: Server) -> None:
+        """Log-probabilities must be those before the processors: forks are found from them."""
+        request = Request(
+            key="canary-raw",
+            prompt=(5, 6, 7),
+            seed=0,
+            sampling=Sampling(temperature=0),
+            max_tokens=1,
+            logprobs=2,
+        )
+        (answer,) = generate(self, [request])
+        if answer.finish == "error":
+            raise KnockoutError(f"a request failed: {answer.error}.")
+        assert answer.top_logprobs is not None
+        if float(answer.top_logprobs[0, 1]) < _NEVER:
+            raise KnockoutError("its log-probabilities are processed ones; leave --logprobs-mode.")
+
+    # The engine ----------------------------------------------------------------------------------
+
+    @property
+    def n_open(self) -> int:
+        """Requests added and not yet returned."""
+        return len(self._paths) + len(self._done)
+
+    def add(self, request: Request) -> None:
+        """Sends a request, or queues it where `max_num_seqs` are in flight.
+
+        Raises:
+            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
+        """
+        check_request(request, self.info, self._paths.keys())
+        stops = None
+        if request.stop:
+            stops = self._stops.get(request.stop)
+            if stops is None:
+                stops = self._stops[request.stop] = StopStrings(self.tokenizer, request.stop)
+        path = Trajectory(
+            request, eos_ids=self.info.eos_ids, max_model_len=self.info.max_model_len, stops=stops
+        )
+        if finish := path.finish:
+            self._done.append(path.completion(finish))
+            return
+        self._paths[request.key] = path
+        self._send(path)
+
+    def step(self) -> list[Completion]:
+        """Waits a moment for answers; returns what finished.
+
+        Raises:
+            KnockoutError: No server answers any more.
+        """
+        done, self._done = self._done, []
+        wait_s = 0.0 if done else 0.05
+        while self._paths:
+            try:
+                key, answer = self._answers.get(timeout=wait_s)
+            except Empty:
+                break
+            wait_s = 1e-4
+            completion = self._take(key, answer)
+            if completion is not None:
+                done.append(completion)
+        return done
+
+    def close(self) -> None:
+        """Drops what is in flight and closes the connections; the servers go on."""
+        self._closing.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            server.close()
+        self._paths.clear()
+        self._done.clear()
+
+    def _take(self, key: str, answer: _Answer) -> Completion | None:
+        path = self._paths[key]
+        if isinstance(answer, Refused):
+            return self._paths.pop(key).completion("error", str(answer))
+        if isinstance(answer, Unavailable):
+            if not any(server.healthy() for server in self._servers):
+                raise KnockoutError(
+                    f"no server answers any more, with {len(self._paths)} requests in flight; the "
+                    f"last said: {answer}. Start them again; the same command goes on"
+                )
+            return self._paths.pop(key).completion("error", f"after {_TRIES} tries: {answer}")
+        choice = answer["choices"][0]
+        tokens = choice.get("token_ids")
+        if not tokens:
+            return self._paths.pop(key).completion("error", "the server returned no token ids")
+        finish = path.extend(tokens, *_top(choice, path.request.logprobs))
+        if finish is not None:
+            return self._paths.pop(key).completion(finish)
+        # Its own look at the stop strings ended it too early: it goes on from there.
+        self._send(path)
+        return None
+
+    def _send(self, path: Trajectory) -> None:
+        self._pool.submit(self._work, path.request.key, self._home(path.request), self._body(path))
+
+    def _body(self, path: Trajectory) -> dict[str, Any]:
+        """The request as JSON. Whatever a server may have other defaults for is said.
+
+        The server's stop strings only save tokens (it sees its own part of the text alone): whether
+        a trajectory has ended is decided here, as for every engine.
+        """
+        request = path.request
+        body: dict[str, Any] = {
+            "prompt": [*request.prompt, *path.tokens],
+            "max_tokens": path.limit - len(path.tokens),
+            "temperature": 0,
+            "top_p": 1,
+            "top_k": 0,
+            "min_p": 0,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "repetition_penalty": 1,
+            "stop_token_ids": list(self.info.eos_ids),
+            "stop": list(request.stop),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "vllm_xargs": to_extra_args(replace(request, prefix=tuple(path.tokens))),
+        }
+        if request.logprobs:
+            body["logprobs"] = request.logprobs
+        return body
+
+    # In the threads ------------------------------------------------------------------------------
+
+    def _home(self, request: Request) -> int:
+        """The server of a request's cell."""
+        if self._only is not None:
+            return self._only
+        cell = hash((request.prompt, request.seed))
+        with self._lock:
+            home = self._homes.pop(cell, None)
+            if home is None or self._servers[home].down:
+                home = self._least_busy()
+            self._homes[cell] = home
+            if len(self._homes) > _MOST_HOMES:
+                self._homes.popitem(last=False)
+            self._servers[home].n_open += 1
+        return home
+
+    def _least_busy(self, but: int = -1) -> int:
+        """Among the servers that are up, or among all where none is."""
+        others = [i for i in range(len(self._servers)) if i != but] or [0]
+        up = [i for i in others if not self._servers[i].down] or others
+        return min(up, key=lambda i: self._servers[i].n_open)
+
+    def _work(self, key: str, home: int, body: dict[str, Any]) -> None:
+        """Sends one request until it is answered, refused, or has failed too often."""
+        answer: _Answer = Unavailable("the engine was closed")
+        index = home
+        try:
+            for attempt in range(_TRIES):
+                if attempt and self._closing.wait(_FIRST_WAIT_S * 2 ** (attempt - 1)):
+                    return
+                server = self._servers[index]
+                try:
+                    answer = server.complete({**body, "model": self._names[index]})
+                    server.down = False
+                    return
+                except Refused as refused:
+                    answer = refused
+                    return
+                except Unavailable as unavailable:
+                    answer = unavailable
+                    server.down = not server.healthy()
+                    if self._only is None:
+                        with self._lock:
+                            index = self._least_busy(but=index)
+        except Exception as error:  # a thread must never lose a request
+            answer = Unavailable(f"{type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                if self._only is None:
+                    self._servers[home].n_open -= 1
+            self._answers.put((key, answer))
+
+
+def _top(
+    choice: dict[str, Any], top: int
+) -> tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]:
+    """The highest log-probabilities of each step, best first: (n, top) ids and values.
+
+    A step is a mapping from "token_id:17" to its log-probability, the emitted token first, whether
+    or not it is among the highest.
+    """
+    if not top:
+        return None, None
+    steps = choice["logprobs"]["top_logprobs"]
+    ids = np.empty((len(steps), top), dtype=np.int32)
+    logprobs = np.empty((len(steps), top), dtype=np.float32)
+    for n, step in enumerate(steps):
+        best = sorted(step.items(), key=lambda item: -item[1])[:top]
+        ids[n] = [int(name.removeprefix("token_id:")) for name, _ in best]
+        logprobs[n] = [value for _, value in best]
+    return ids, logprobs
