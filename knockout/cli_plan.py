@@ -48,6 +48,15 @@ def plan(
     pass1: Annotated[
         float, typer.Option("--pass1", min=0, max=1, help="Expected Pass@1 of the baseline.")
     ] = 0.5,
+    correlation: Annotated[
+        float,
+        typer.Option(
+            "--correlation",
+            min=0,
+            max=1,
+            help="Agreement of a problem's differences between seeds; an earlier run's own if known.",
+        ),
+    ] = 0.2,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Put a value over the sweep file's."),
@@ -66,7 +75,7 @@ def plan(
     rates = None
     if frequencies is not None:
         rates = rates_from_file(frequencies, frequency_column, ids_column, per, bans)
-    assumed = Assumptions(mean_tokens, pass1, tokens_per_s, rates)
+    assumed = Assumptions(mean_tokens, pass1, tokens_per_s, correlation, rates)
     known = read_baselines(baseline) if baseline is not None else None
     found = forecast(prepared, assumed, known)
     if as_json:
@@ -114,6 +123,14 @@ def _show(found: Forecast) -> None:
             *(f"{_effect(b.mde_nominal[i])} / {_effect(b.mde_fdr[i])}" for b in found.benchmarks),
         )
     console.print(power)
+    print(
+        "Assumed: "
+        + "; ".join(
+            f"{b.name}: {b.share:.1%} of cells differ without an effect, and repeats of a problem "
+            f"agree by {b.correlation:.2f}"
+            for b in found.benchmarks
+        )
+    )
 
 
 def _effect(value: float) -> str:

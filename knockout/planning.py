@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from knockout.cost import Cost, cost_from_frequency, cost_from_trajectories
 from knockout.errors import UsageError
-from knockout.stats.power import expected_share, plan_mde
+from knockout.stats.paired import pair
+from knockout.stats.power import expected_share, plan_mde, seed_correlation
 
 if TYPE_CHECKING:
     from knockout.config import Sweep
+    from knockout.grades import GradeCube
     from knockout.owed import PlannedBenchmark
     from knockout.prepare import Prepared
 
@@ -35,12 +37,15 @@ class Assumptions:
         mean_tokens: Length of a trajectory, in tokens; None: half of max_tokens.
         pass1: Pass@1 of the baseline.
         tokens_per_s: Speed of the engine.
+        correlation: Of a problem's differences on two seeds (`stats.power.design_trials`); about
+            .2 on IFEval in results/smollm2-135m.
         rates: (C,) occurrences of each candidate per trajectory, or None where unknown.
     """
 
     mean_tokens: float | None = None
     pass1: float = 0.5
     tokens_per_s: float = 1000.0
+    correlation: float = 0.2
     rates: NDArray[np.float64] | None = None
 
 
@@ -55,6 +60,7 @@ class BenchmarkForecast:
         mde_nominal, mde_fdr: Smallest detectable |Δ| for each of `SEEDS`, without and with
             correction over the candidates; NaN where none can be seen.
         share: Share of cells that would differ in grade without an effect, for the mean candidate.
+        correlation: Of a problem's differences on two seeds.
     """
 
     name: str
@@ -66,6 +72,7 @@ class BenchmarkForecast:
     tokens: float
     tokens_naive: float
     share: float
+    correlation: float
     mde_nominal: NDArray[np.float64]
     mde_fdr: NDArray[np.float64]
 
@@ -122,6 +129,7 @@ class Forecast:
                     "tokens": round(b.tokens),
                     "tokens_naive": round(b.tokens_naive),
                     "share_differing": round(b.share, 4),
+                    "seed_correlation": round(b.correlation, 4),
                     "seeds": list(SEEDS),
                     "mde_nominal": effects(b.mde_nominal),
                     "mde_fdr": effects(b.mde_fdr),
@@ -139,11 +147,14 @@ class Baselines:
         trajectories: Token ids of each.
         right: (P,) right answers of the problems that have every seed.
         n_seeds: Seeds of those.
+        correlation: Of a problem's differences on two seeds, over all knockouts of that run; None
+            where none differs, or with one seed.
     """
 
     trajectories: list[NDArray[np.int32]]
     right: NDArray[np.int64]
     n_seeds: int
+    correlation: float | None
 
 
 def read_baselines(directory: Path) -> dict[str, Baselines]:
@@ -162,10 +173,23 @@ def read_baselines(directory: Path) -> dict[str, Baselines]:
             trajectories = [ledger.trajectory(key) for key in keys if key.benchmark == b]
             if trajectories and whole.any():
                 right = cube.baseline[whole].sum(axis=1).astype(np.int64)
-                found[cube.benchmark] = Baselines(trajectories, right, cube.baseline.shape[1])
+                found[cube.benchmark] = Baselines(
+                    trajectories, right, cube.baseline.shape[1], _correlation(cube)
+                )
     if not found:
         raise UsageError(f"{directory}: this run has no finished baselines to plan from")
     return found
+
+
+def _correlation(cube: GradeCube) -> float | None:
+    """Seed correlation of the knockouts that differ somewhere, weighted by how much they do."""
+    if not cube.candidates:
+        return None
+    pairs = pair(cube.baseline, cube.knockout)
+    weight = (pairs.won + pairs.lost).sum(axis=1).astype(float)
+    if cube.baseline.shape[1] < 2 or not weight.any():
+        return None
+    return float(np.average(seed_correlation(pairs), weights=weight))
 
 
 def forecast(
@@ -226,7 +250,10 @@ def _one(
     scratch = cells * cost.length * (1 + len(bans))
     audit = sweep.audit * cells * cost.length * len(bans) if sweep.strategy == "fork" else 0.0
     tokens = cells * (cost.length + cost.tokens.sum()) + audit
-    alpha = sweep.verdict.alpha
+    alpha, correlation = sweep.verdict.alpha, assumed.correlation
+    if known is not None and known.correlation is not None:
+        correlation = known.correlation
+    design: dict[str, Any] = {"share": share, "correlation": correlation, "alpha": alpha}
     return BenchmarkForecast(
         name=benchmark.name,
         n_problems=n,
@@ -237,8 +264,9 @@ def _one(
         tokens=float(tokens if sweep.strategy == "fork" else scratch),
         tokens_naive=float(scratch),
         share=share,
-        mde_nominal=plan_mde(n, SEEDS, share=share, alpha=alpha),
-        mde_fdr=plan_mde(n, SEEDS, share=share, alpha=alpha, m=max(len(bans), 1)),
+        correlation=correlation,
+        mde_nominal=plan_mde(n, SEEDS, **design),
+        mde_fdr=plan_mde(n, SEEDS, m=max(len(bans), 1), **design),
     )
 
 
