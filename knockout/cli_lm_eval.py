@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import typer
 
 from knockout.cli_common import quiet_libraries
+from knockout.errors import UsageError
 
-__all__ = ["PASS_ON", "lm_eval"]
+__all__ = ["PASS_ON", "export_lm_eval", "lm_eval"]
 
 # For typer: everything after the command's name is lm-eval's.
 PASS_ON = {
@@ -43,3 +45,17 @@ def lm_eval(context: typer.Context) -> None:
         arguments += ["--include_path", str(own_tasks())] if "--help" not in arguments else []
     sys.argv = ["knockout lm-eval", *arguments]
     cli_evaluate()
+
+
+def export_lm_eval(directory: Path, out: Path | None) -> None:
+    """`knockout export --format lm-eval`: all of a run as lm-eval's own result files."""
+    if out is None:
+        raise UsageError("--format lm-eval writes folders; name one with --out")
+    quiet_libraries()
+    from knockout.integrations.lm_eval_files import write_lm_eval
+    from knockout.store import Ledger
+    from knockout.sweepfile import load_sweep
+
+    with Ledger.open(directory / "run.db") as ledger:
+        n = write_lm_eval(directory, load_sweep(directory / "config.yaml"), ledger, out)
+    print(f"{n} folders in {out}", file=sys.stderr)

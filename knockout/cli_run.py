@@ -20,6 +20,7 @@ from knockout.cli_common import (
     print_pairs,
     quiet_libraries,
 )
+from knockout.cli_lm_eval import export_lm_eval
 from knockout.errors import UsageError
 
 __all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]
@@ -134,7 +135,10 @@ def verdicts(
 def export(
     directory: RunDirectory,
     kind: Annotated[
-        str, typer.Option("--format", help="ids, json (self-describing), yaml, csv or parquet.")
+        str,
+        typer.Option(
+            "--format", help="ids, json (self-describing), yaml, csv, parquet or lm-eval."
+        ),
     ] = "ids",
     verdict: Annotated[
         list[str] | None,
@@ -189,7 +193,10 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="File; printed if not given.")] = None,
 ) -> None:
     """Writes a list of tokens for training."""
-    one_of("--format", kind, ("ids", "json", "yaml", "csv", "parquet"))
+    one_of("--format", kind, ("ids", "json", "yaml", "csv", "parquet", "lm-eval"))
+    if kind == "lm-eval":
+        export_lm_eval(directory, out)
+        return
     one_of("--group", group, ("candidate", "control"))
     one_of("--across", across, ("overall", "any", "all"))
     if rule is not None:
