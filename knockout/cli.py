@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from knockout import cli_lm_eval, cli_mine, cli_plan, cli_report, cli_run, cli_tools, cli_training
+from knockout import (
+    cli_confirm,
+    cli_lm_eval,
+    cli_mine,
+    cli_plan,
+    cli_report,
+    cli_run,
+    cli_tools,
+    cli_training,
+)
 from knockout._version import __version__
 from knockout.errors import KnockoutError
 
@@ -33,6 +42,7 @@ for command in (
     cli_report.view,
     cli_run.export,
     cli_plan.plan,
+    cli_confirm.confirm,
     cli_tools.grade,
     cli_tools.candidates,
     cli_mine.mine,

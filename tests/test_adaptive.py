@@ -18,6 +18,7 @@ from words import word_model, word_task
 from knockout import cli
 from knockout.candidates import Candidate
 from knockout.config import Adaptive, VerdictRule
+from knockout.confirm import derive
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError
 from knockout.grading import Grade
@@ -310,3 +311,9 @@ def test_the_command_line_races(
         monkeypatch, capsys, "run", sweep, "--out", out, "--set", "adaptive.max_tokens=200000"
     )
     assert (code, (out / "verdicts.json").read_bytes() == before) == (0, True), errors
+    # A confirmation does not race: as many seeds as the race came to.
+    plan = derive(out, candidates=['"w1"'])
+    assert plan.sweep.adaptive is None
+    assert [plan.sweep.settings(e).seeds for e in plan.sweep.benchmarks] == [
+        race["rounds"]["words"]
+    ]

@@ -1,0 +1,188 @@
+"""Confirmation on fresh seeds, end to end with a real engine."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from words import word_model, word_task
+
+from knockout import cli
+from knockout.confirm import COMPARED, derive
+from knockout.errors import UsageError
+from knockout.store import Ledger
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def knockout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["knockout", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in which, at a lax level, some tokens are called."""
+    folder = tmp_path_factory.mktemp("confirm")
+    word_model(folder / "model")
+    word_task(folder, 20)
+    # An answer ends with w8, so that its ban is a loss: no answer is ever finished.
+    rows = [{"question": f"w{1 + i} w{7 + i}", "word": f"w{(52, 55)[i % 2]}"} for i in range(20)]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = (folder / "words.yaml").read_text()
+    task = task.replace('["w9 w9"]', '["w8"]').replace("(w[1-8])", "(w52|w55)")
+    (folder / "words.yaml").write_text(task)
+    content = {
+        "model": "./model",
+        "engine": {"kind": "transformers", "dtype": "float32", "max_num_seqs": 16},
+        "benchmarks": ["words"],
+        "include_path": ".",
+        "seeds": 2,
+        "sampling": {"temperature": 0.9, "top_k": 12, "top_p": 0.95, "max_tokens": 24},
+        "candidates": {"strings": [f"w{i}" for i in range(1, 9)]},
+        "audit": 0,
+        "verdict": {"rule": "nominal", "alpha": 0.2, "margin": 0.1},
+    }
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(content))
+    from knockout.run import run_sweep
+    from knockout.sweepfile import load_sweep
+
+    run_sweep(load_sweep(folder / "sweep.yaml"), folder / "run")
+    return folder / "run"
+
+
+def seeds_of(folder: Path) -> set[int]:
+    with Ledger.open(folder / "run.db") as ledger:
+        return {seed for (seed,) in ledger.query("SELECT cell_seed FROM cell")}
+
+
+def test_called_candidates_and_lists_on_fresh_seeds(first: Path, knockout: Command) -> None:
+    before = {r["candidate"]: r for r in json.loads((first / "verdicts.json").read_text())}
+    called = [n for n, r in before.items() if r["verdict_nominal"] != "neutral"]
+    neutral = [n for n, r in before.items() if r["verdict"] == "neutral" and n != "A/A"]
+    assert before['"w8"']["verdict_nominal"] == "strong_pillar"
+    assert neutral
+    code, out, errors = knockout("confirm", first, "--json")
+    assert code == 0, errors
+    found = json.loads(out)
+    folder = first / "confirm"
+    assert json.loads((folder / "confirm.json").read_text()) == found
+    # Nothing of the first run is used but the choice.
+    assert len(seeds_of(folder)) == len(seeds_of(first)) == 40
+    assert seeds_of(folder).isdisjoint(seeds_of(first))
+    assert (found["first_run_seed"], found["fresh_run_seed"], found["shared_seeds"]) == (0, 1, 0)
+    rows = {row["candidate"]: row for row in found["rows"]}
+    assert set(rows) == {*called, "all neutrals", "all candidates"}
+    assert rows["all candidates"]["token_ids"] == list(range(1, 9))
+    assert rows["all neutrals"]["token_ids"] == sorted(
+        t for name in neutral for t in before[name]["token_ids"]
+    )
+    fresh = {r["candidate"]: r for r in json.loads((folder / "verdicts.json").read_text())}
+    for name in called:
+        assert rows[name]["first_delta"] == before[name]["delta"]
+        assert rows[name]["fresh_delta"] == fresh[name]["delta"]
+        assert rows[name]["shrinkage"] == pytest.approx(
+            fresh[name]["delta"] / before[name]["delta"], abs=1e-4
+        )
+        assert rows[name]["confirmed"] == (fresh[name]["verdict"] == before[name]["verdict"])
+    for name in ("all neutrals", "all candidates"):
+        members = neutral if name == "all neutrals" else [*called, *neutral]
+        assert rows[name]["first_delta"] is rows[name]["confirmed"] is None
+        assert rows[name]["sum_of_singles"] == pytest.approx(
+            sum(before[m]["delta"] for m in members), abs=1e-9
+        )
+    assert found["n_hypotheses"] == len(called) + 2
+    assert found["n_called"] == len(called)
+    with (folder / "confirm.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert tuple(table[0]) == COMPARED
+    assert [row["candidate"] for row in table] == [row["candidate"] for row in found["rows"]]
+    # The trajectories of a joint knockout hold none of its tokens.
+    with Ledger.open(folder / "run.db") as ledger:
+        c = next(i for i, one in enumerate(ledger.candidates) if one.name == "all candidates")
+        keys, _ = ledger.decided()
+        for key in keys:
+            assert not set(ledger.trajectory(key, c).tolist()) & set(range(1, 9))
+    # The same command again makes nothing new; an order to test something else is refused there.
+    code, out, errors = knockout("confirm", first)
+    assert (code, "calls confirmed" in out) == (0, True), errors
+    assert "nothing is left to generate" in (folder / "run.log").read_text()
+    code, _, errors = knockout("confirm", first, "--no-joint")
+    assert (code, "another sweep" in errors) == (2, True)
+
+
+def test_choosing(first: Path, tmp_path: Path) -> None:
+    (tmp_path / "rocks.json").write_text("[5, 3, 5]")
+    plan = derive(
+        first, candidates=['"w2"'], joint=[f"rocks={tmp_path / 'rocks.json'}", "twin=all"], seeds=5
+    )
+    assert plan.singles == ('"w2"',)
+    assert plan.joint == {"rocks": (3, 5), "twin": tuple(range(1, 9))}
+    assert [plan.sweep.settings(e).seeds for e in plan.sweep.benchmarks] == [5]
+    assert plan.record["cells_fresh"] == 20 * 5
+    assert plan.sweep.candidates.sets == {
+        '"w2"': (2,), "rocks": (3, 5), "twin": tuple(range(1, 9)),
+    }  # fmt: skip
+    same = derive(first, candidates=['"w2"'], joint=["again=" + str(tmp_path / "one.json")]) if (
+        (tmp_path / "one.json").write_text("[2]")
+    ) else None  # fmt: skip
+    assert same is not None
+    assert same.joint == {}
+    assert "same tokens" in same.notes[0]
+    everyone = derive(first, verdicts=["neutral", "strong_pillar", "strong_stumbling_block"])
+    assert len(everyone.singles) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"candidates": ["w99"]}, "no candidate 'w99'"),
+        ({"joint": ["all"]}, "expected NAME=all"),
+        ({"joint": ["x=verdict:good"]}, "expected strong_pillar"),
+        ({"joint": ['"w1"=all'], "candidates": ['"w1"']}, "a candidate has this name"),
+        ({"joint": ["x=all", "x=all"]}, "there twice"),
+        ({"run_seed": 0}, "not fresh"),
+    ],
+)
+def test_what_cannot_be_confirmed(first: Path, arguments: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        derive(first, **arguments)  # type: ignore[arg-type]
+
+
+def test_greedy_and_unfinished_runs_are_refused(
+    first: Path, tmp_path: Path, knockout: Command
+) -> None:
+    text = (first / "config.yaml").read_text()
+    with Ledger.open(first / "run.db") as ledger:
+        ledger.query("VACUUM INTO ?", (str(tmp_path / "run.db"),))
+    (tmp_path / "config.yaml").write_text(text.replace("temperature: 0.9", "temperature: 0.0"))
+    with pytest.raises(UsageError, match="greedily"):
+        derive(tmp_path)
+    (tmp_path / "config.yaml").write_text(text)
+    with Ledger.open(tmp_path / "run.db", write=True) as ledger:
+        ledger.query("DELETE FROM cell WHERE problem = 0 AND seed = 0")
+    with pytest.raises(UsageError, match="unfinished"):
+        derive(tmp_path)
+    # Its table says so too, in every form.
+    code, out, errors = knockout("verdicts", tmp_path)
+    assert (code, "PRELIMINARY" in out, "preliminary" in errors) == (0, True, True)
+    code, out, errors = knockout("verdicts", tmp_path, "--json")
+    assert all(row["preliminary"] for row in json.loads(out))
+    code, out, errors = knockout("export", tmp_path)
+    assert (code, "preliminary" in errors) == (0, True)
