@@ -169,12 +169,14 @@ def read_baselines(directory: Path) -> dict[str, Baselines]:
     with Ledger.open(directory / "run.db") as ledger:
         keys, _ = ledger.decided()
         for b, cube in enumerate(grade_cubes(ledger)):
-            whole = (cube.baseline >= 0).all(axis=1)
+            # A race may have ended before its last seed.
+            baseline = cube.baseline[:, (cube.baseline >= 0).any(axis=0)]
+            whole = (baseline >= 0).all(axis=1)
             trajectories = [ledger.trajectory(key) for key in keys if key.benchmark == b]
             if trajectories and whole.any():
-                right = cube.baseline[whole].sum(axis=1).astype(np.int64)
+                right = baseline[whole].sum(axis=1).astype(np.int64)
                 found[cube.benchmark] = Baselines(
-                    trajectories, right, cube.baseline.shape[1], _correlation(cube)
+                    trajectories, right, baseline.shape[1], _correlation(cube)
                 )
     if not found:
         raise UsageError(f"{directory}: this run has no finished baselines to plan from")

@@ -1,0 +1,135 @@
+"""`knockout plan` with a tiny real model: its numbers against a run, and hand-made tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from words import word_model, word_task
+
+from knockout import cli
+from knockout.stats.power import plan_mde
+from knockout.store import Ledger
+
+Plan = Callable[..., tuple[int, str, str]]
+N_PROBLEMS, SEEDS = 14, 2
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["knockout", "plan", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    word_model(folder / "model")
+    word_task(folder, N_PROBLEMS)
+    content: dict[str, Any] = {
+        "model": "./model",
+        "engine": {"kind": "transformers", "dtype": "float32", "max_num_seqs": 16},
+        "benchmarks": ["words"],
+        "include_path": ".",
+        "seeds": SEEDS,
+        "sampling": {"temperature": 1.0, "max_tokens": 20},
+        "candidates": {"strings": ["w8", "w52", "w55", "w1"]},
+        "audit": 0,
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_bound_where_nothing_is_known(sweep: Path, plan: Plan) -> None:
+    code, out, errors = plan(
+        sweep, "--json", "--tokens-per-s", 50, "--mean-tokens", 16, "--correlation", 0.1
+    )
+    assert code == 0, errors
+    found = json.loads(out)
+    (words,) = found["benchmarks"]
+    cells = N_PROBLEMS * SEEDS
+    assert (found["n_candidates"], words["source"], words["n_cells"]) == (4, "bound", cells)
+    assert words["forks"] == cells * 4
+    assert words["tokens"] == words["tokens_naive"] == cells * 16 * 5
+    assert found["hours"] == pytest.approx(cells * 16 * 5 / 50 / 3600, abs=1e-3)
+    assert words["seeds"] == list(range(1, 17))
+    effects = [v for v in words["mde_nominal"] if v is not None]
+    assert effects == sorted(effects, reverse=True)
+    assert words["mde_nominal"] == pytest.approx(
+        plan_mde(N_PROBLEMS, share=0.5, correlation=0.1), abs=1e-4
+    )
+    assert all(
+        nominal <= fdr
+        for nominal, fdr in zip(words["mde_nominal"], words["mde_fdr"], strict=True)
+        if nominal is not None and fdr is not None
+    )
+    code, out, _ = plan(sweep)
+    assert (code, "Cost of 4 candidates" in out, "--frequencies" in out) == (0, True, True)
+
+
+def test_from_frequencies(sweep: Path, tmp_path: Path, plan: Plan) -> None:
+    table = tmp_path / "f.csv"
+    table.write_text("rock_id,rock_freq\n8,1000\n52,250\n55,0\n")
+    code, out, errors = plan(
+        sweep, "--json", "--frequencies", table, "--per", 500, "--mean-tokens", 10
+    )
+    assert code == 0, errors
+    (words,) = json.loads(out)["benchmarks"]
+    cells = N_PROBLEMS * SEEDS
+    # Rates 2, 0.5, 0 and 0 (not in the table): 1 − e^−λ of the cells fork.
+    shares = 0.8646647 + 0.3934693
+    assert words["source"] == "frequencies"
+    assert words["forks"] == round(cells * shares)
+    left = 10 * (1 - 0.8646647 / 2) + 10 * (1 - 0.3934693 / 0.5)
+    assert words["tokens"] == pytest.approx(cells * (10 + left), abs=1)
+    code, _, errors = plan(sweep, "--frequencies", table, "--ids-column", "token")
+    assert (code, "no column 'token'" in errors) == (2, True)
+    code, _, errors = plan(sweep, "--frequencies", tmp_path / "none.csv")
+    assert (code, "none.csv" in errors) == (2, True)
+
+
+def test_from_an_earlier_run(sweep: Path, tmp_path: Path, plan: Plan) -> None:
+    """Without truncation the forks are decided by the baselines, so the plan must hit them."""
+    from knockout.run import run_sweep
+    from knockout.sweepfile import load_sweep
+
+    run_sweep(load_sweep(sweep), tmp_path / "run")
+    code, out, errors = plan(sweep, "--json", "--baseline", tmp_path / "run")
+    assert code == 0, errors
+    (words,) = json.loads(out)["benchmarks"]
+    with Ledger.open(tmp_path / "run" / "run.db") as ledger:
+        # The canary is no candidate; this model's logits are wider than its words, so it occurs.
+        forks, tokens = ledger.query(
+            "SELECT COUNT(*), SUM(n_tokens - step) FROM fork WHERE candidate < 4"
+        )[0]
+        lengths = ledger.query("SELECT AVG(n_tokens), SUM(n_tokens) FROM cell")[0]
+    assert words["source"] == "baseline"
+    assert words["forks"] == forks > 0
+    assert words["mean_tokens"] == pytest.approx(lengths[0], abs=0.06)
+    assert words["tokens_naive"] == lengths[1] * 5
+    # A fork is taken to end where its baseline did.
+    assert words["tokens"] == pytest.approx(lengths[1] + tokens, rel=0.25)
+    code, _, errors = plan(sweep, "--baseline", tmp_path)
+    assert (code, "no run here" in errors) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--tokens-per-s", "--per", "--mean-tokens"])
+def test_nonsense_is_refused(sweep: Path, plan: Plan, option: str) -> None:
+    code, _, errors = plan(sweep, option, 0)
+    assert (code, "above 0" in errors) == (2, True)
