@@ -1,4 +1,4 @@
-"""How far a run is: a live display on a terminal, a plain line now and then elsewhere."""
+"""How far a run is: live on a terminal and in notebooks, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Display:
         self.started = time.monotonic()
         self._shown = 0.0 if sys.stderr.isatty() else self.started
         self._live: Any = None
+        self._bar: Any = None  # in notebooks
 
     def __enter__(self) -> Display:
         if sys.stderr.isatty():
@@ -46,6 +47,10 @@ class Display:
             self._task = self._live.add_task(
                 "cells", total=self.n_cells, completed=self.n_done, line=""
             )
+        elif "ipykernel" in sys.modules:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=self.n_cells, initial=self.n_done, desc="cells", leave=False)
         return self
 
     def __exit__(
@@ -56,16 +61,22 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._bar is not None:
+            self._bar.close()
 
     def observe(self, snapshot: Snapshot) -> None:
         """Shows a snapshot, when it is time."""
         now = time.monotonic()
-        if now - self._shown < (_REFRESH_EVERY_S if self._live is not None else _LINE_EVERY_S):
+        live = self._live is not None or self._bar is not None
+        if now - self._shown < (_REFRESH_EVERY_S if live else _LINE_EVERY_S):
             return
         self._shown = now
         line = self.line(snapshot, now - self.started)
         if self._live is not None:
             self._live.update(self._task, completed=snapshot.cells, line=line)
+        elif self._bar is not None:
+            self._bar.n = snapshot.cells
+            self._bar.set_postfix_str(line)
         else:
             print(f"cells {line}", file=sys.stderr, flush=True)
 

@@ -1,0 +1,263 @@
+"""For notebooks and scripts: sweeps that run, and runs as pandas frames.
+
+from knockout import Sweep, load_run
+
+run = Sweep.load("sweep.yaml").run("runs/first")
+run.verdicts()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from knockout.config import Sweep as _Sweep
+from knockout.errors import UsageError
+from knockout.store import INHERITED, NOT_ASKED, CellKey, Ledger
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "Sweep", "load_run"]
+
+BASELINE = "baseline"
+
+
+class Sweep(_Sweep):
+    """A sweep, with the keys of a sweep file as arguments (see docs/sweep-file.md).
+
+    Relative paths given here are relative to the working directory.
+
+    Example:
+        >>> sweep = Sweep(
+        ...     model="smollm2-135m",
+        ...     benchmarks=["knockout_starter_arithmetic"],
+        ...     candidates={"strings": [" the"]},
+        ...     seeds=2,
+        ... )
+        >>> sweep.sampling.temperature
+        0.6
+    """
+
+    @classmethod
+    def load(cls, path: str | Path, *sets: str) -> Self:
+        """Reads a sweep file.
+
+        Args:
+            path: The YAML file; relative paths in it are relative to its folder.
+            *sets: Values put over the file's, such as "seeds=1" or "sampling.temperature=1.0".
+
+        Raises:
+            UsageError: The file is missing or wrong; the message names file, line and key.
+        """
+        from knockout.sweepfile import load_sweep
+
+        loaded = load_sweep(Path(path), sets)
+        return cls.model_validate(loaded.model_dump(exclude_unset=True))
+
+    def run(self, out: str | Path, *, retry_failed: bool = False) -> Run:
+        """Runs the sweep, or goes on with it; shows how far it is, in notebooks too.
+
+        Args:
+            out: The run directory. The same sweep and directory resume; another sweep is refused.
+            retry_failed: Whether what the engine failed on is tried again.
+
+        Returns:
+            The finished run.
+
+        Raises:
+            UsageError: Something the sweep names is missing, or the directory is another sweep's.
+            KnockoutError: The engine failed; what had finished is kept.
+            Interrupted: It was stopped; what had finished is kept.
+        """
+        from knockout.cli_common import quiet_libraries
+
+        quiet_libraries()
+        from knockout.run import run_sweep
+
+        run_sweep(self, Path(out), retry_failed=retry_failed)
+        return load_run(out)
+
+
+def load_run(folder: str | Path) -> Run:
+    """Opens a run directory, finished or still at work.
+
+    Raises:
+        UsageError: There is no run.
+    """
+    return Run(Path(folder))
+
+
+class Run:
+    """What a run directory holds. Reads the ledger anew at every call.
+
+    Attributes:
+        folder: The run directory.
+        sweep: What it ran with.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with Ledger.open(folder / "run.db"):
+            self.folder = folder
+            self.sweep = Sweep.load(folder / "config.yaml")
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder}: {self.sweep.model}>"
+
+    def verdicts(
+        self,
+        *,
+        rule: Literal["nominal", "fdr"] | None = None,
+        alpha: float | None = None,
+        margin: float | None = None,
+    ) -> pd.DataFrame:
+        """The verdict table: one row for each benchmark and candidate.
+
+        Args:
+            rule: Instead of the run's own; nothing is generated again.
+            alpha: Error level, between 0 and 1, instead of the run's own.
+            margin: Half-width of the range that counts as no effect, in Pass@1, likewise.
+
+        Returns:
+            The columns of `verdicts.json` (docs/outputs.md); proportions are in [0, 1].
+
+        Raises:
+            UsageError: A value is out of range.
+        """
+        from pydantic import ValidationError
+
+        from knockout.config import VerdictRule
+        from knockout.results import verdict_table
+
+        given = {"rule": rule, "alpha": alpha, "margin": margin}
+        values = self.sweep.verdict.model_dump() | {k: v for k, v in given.items() if v is not None}
+        try:
+            chosen = VerdictRule.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(
+                f"verdicts: {first['loc'][0]} is {first['input']!r}; {first['msg']}"
+            ) from None
+        with self._ledger() as ledger:
+            return verdict_table(ledger, chosen)
+
+    def summary(self) -> pd.Series:
+        """Counts of the run as they are now: the content of `summary.json`, by name."""
+        import pandas as pd
+
+        from knockout.summary import summarise
+
+        with self._ledger() as ledger:
+            return pd.Series(summarise(ledger, self.sweep), name=str(self.folder), dtype=object)
+
+    def trajectories(
+        self,
+        *,
+        benchmark: str | None = None,
+        candidate: str | Collection[str] | None = None,
+        inherited: bool = False,
+        text: bool = True,
+    ) -> pd.DataFrame:
+        """Generated texts with their grades: one row for each trajectory.
+
+        Args:
+            benchmark: Of this one only.
+            candidate: Baselines and the knockouts of these candidates; None for all candidates,
+                () for the baselines alone.
+            inherited: Whether knockouts that are their baseline get rows of their own.
+            text: Whether to decode the tokens (loads the tokenizer).
+
+        Returns:
+            Columns: benchmark, doc_id, problem (row of the benchmark), seed, candidate ("baseline"
+            for the untouched policy), kind ("baseline", "forked" or "inherited"), step (tokens
+            shared with the baseline; missing for baselines and inherited), n_tokens (whole
+            trajectory), finish ("stop" or "length"), correct (1, 0, or missing where it could not
+            be graded), grade (the grader's status), tokens ((n_tokens,) int32), and text (without
+            special tokens, not cut at stop strings).
+
+        Raises:
+            UsageError: No such benchmark or candidate.
+        """
+        import pandas as pd
+
+        with self._ledger() as ledger:
+            wanted = _indices(
+                "benchmark",
+                [b.name for b in ledger.benchmarks],
+                None if benchmark is None else [benchmark],
+            )
+            names = [c.name for c in ledger.candidates]
+            asked = [candidate] if isinstance(candidate, str) else candidate
+            chosen = _indices("candidate", names, asked)
+            rows = [row for b in wanted for row in _rows(ledger, b, chosen, inherited)]
+        columns = [
+            "benchmark", "doc_id", "problem", "seed", "candidate", "kind", "step", "n_tokens",
+            "finish", "correct", "grade", "tokens",
+        ]  # fmt: skip
+        frame = pd.DataFrame(rows, columns=columns)
+        frame = frame.astype({"step": "Int64", "correct": "Int64"})
+        if text:
+            decode = self._tokenizer.decode
+            frame["text"] = [decode(ids, skip_special_tokens=True) for ids in frame["tokens"]]
+        return frame
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from knockout.vocabulary import open_vocabulary
+
+        return open_vocabulary(
+            self.sweep.model,
+            revision=self.sweep.revision,
+            trust_remote_code=self.sweep.trust_remote_code,
+        )[1]
+
+    def _ledger(self) -> Ledger:
+        return Ledger.open(self.folder / "run.db")
+
+
+def _indices(what: str, names: list[str], wanted: Collection[str] | None) -> list[int]:
+    if wanted is None:
+        return list(range(len(names)))
+    for name in wanted:
+        if name not in names:
+            raise UsageError(f"no {what} {name!r} in this run; it has {', '.join(names[:20])}")
+    return [names.index(name) for name in wanted]
+
+
+def _rows(ledger: Ledger, b: int, chosen: list[int], inherited: bool) -> list[tuple[Any, ...]]:
+    """Rows of one benchmark, baselines before their knockouts."""
+    from knockout.store.codec import unpack_steps
+
+    benchmark = ledger.benchmarks[b].name
+    forks = {
+        (p, s, c): (step, n, finish, correct, grade)
+        for p, s, c, step, n, finish, correct, grade in ledger.query(
+            "SELECT problem, seed, candidate, step, n_tokens, finish, correct, grade FROM fork"
+            " WHERE benchmark = ?",
+            (b,),
+        )
+    }
+    rows: list[tuple[Any, ...]] = []
+    for doc, p, s, n, finish, correct, grade, blob in ledger.query(
+        "SELECT doc_id, problem, seed, n_tokens, finish, correct, grade, steps"
+        " FROM cell JOIN problem USING (benchmark, problem)"
+        " WHERE benchmark = ? AND finish <> 'error' ORDER BY 2, 3",
+        (b,),
+    ):
+        place = (benchmark, doc, p, s)
+        key = CellKey(b, p, s)
+        tokens = ledger.trajectory(key)
+        own = (n, finish, correct, grade)
+        rows.append((*place, BASELINE, "baseline", None, *own, tokens))
+        steps = unpack_steps([blob], len(ledger.candidates))[0]
+        for c in chosen:
+            name = ledger.candidates[c].name
+            if steps[c] == INHERITED and inherited:
+                rows.append((*place, name, "inherited", None, *own, tokens))
+            elif steps[c] not in (INHERITED, NOT_ASKED) and (p, s, c) in forks:
+                step, *rest = forks[p, s, c]
+                if rest[1] != "error":
+                    rows.append((*place, name, "forked", step, *rest, ledger.trajectory(key, c)))
+    return rows
