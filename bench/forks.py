@@ -40,7 +40,7 @@ SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
 def main() -> None:
     """Runs both strategies and writes bench/results/forks.json."""
-    from knockout.run import run_sweep
+    from knockout.run import run_sweep, start_engine
     from knockout.sweepfile import parse_sweep
 
     with tempfile.TemporaryDirectory() as folder:
@@ -55,6 +55,9 @@ def main() -> None:
             walls[strategy] = time.perf_counter() - start
             path = Path(folder) / strategy / "summary.json"
             summaries[strategy] = json.loads(path.read_text())
+        start = time.perf_counter()
+        start_engine(sweep).close()
+        engine_start = time.perf_counter() - start
         with (
             Ledger.open(Path(folder) / "fork" / "run.db") as fork,
             Ledger.open(Path(folder) / "naive" / "run.db") as naive,
@@ -69,6 +72,10 @@ def main() -> None:
             "tokens_ratio": round(tokens["naive"] / tokens["fork"], 2),
             "wall_s_with_engine_start": {k: round(v, 1) for k, v in walls.items()},
             "wall_ratio_with_engine_start": round(walls["naive"] / walls["fork"], 2),
+            "engine_start_s": round(engine_start, 1),
+            "wall_ratio": round(
+                (walls["naive"] - engine_start) / (walls["fork"] - engine_start), 2
+            ),
             "coupling_errors": summaries["fork"]["coupling_errors"],
             "steps_checked": summaries["fork"]["steps_checked"],
             **compared,
