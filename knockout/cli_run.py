@@ -290,8 +290,9 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         one_of("--rule", rule, ("nominal", "fdr"))
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
-    from knockout.results import render_verdicts, verdict_table
+    from knockout.results import verdict_table
     from knockout.store import Ledger
+    from knockout.terminal import render_verdicts
 
     with Ledger.open(directory / "run.db") as ledger:
         chosen = sweep_of(directory).verdict
