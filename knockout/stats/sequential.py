@@ -36,7 +36,7 @@ e-value is frozen, so what was once rejected stays rejected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .multiplicity import ebh
-from .paired import Floats, Pairs, Tally, pair, tally_problems
+from .paired import Floats, Pairs, Tally, tally_problems
 
 __all__ = [
     "BETS",
@@ -189,9 +189,10 @@ def settle(
     status = np.zeros(n_candidates, dtype=np.int64)
     settled = np.zeros(n_candidates, dtype=np.int64)
     evidence = np.full((4, n_candidates), -np.inf)
-    for r in range(1, n_rounds + 1):
+    looks = _looks(baseline, knockout, n_rounds, target)
+    for r, tally in enumerate(looks, start=1):
         going = settled == 0
-        fresh = race.advance(baseline, knockout, r)
+        fresh = race.advance(tally)
         evidence[:, going] = fresh[:, going]
         live = np.where(hypotheses, evidence, np.nan)
         # A candidate makes one kind of claim: counting it in both families would lower the
@@ -239,7 +240,7 @@ def confidence_sequence(
     """
     n_candidates, _, n_rounds = knockout.shape
     last = n_rounds if max_rounds is None else max_rounds
-    tallies = [_look(baseline, knockout, r, target) for r in range(1, n_rounds + 1)]
+    tallies = list(_looks(baseline, knockout, n_rounds, target))
     goal = np.log(2 / alpha)
 
     def excess(null: float | Floats, side: Literal["below", "above"]) -> Floats:
@@ -305,9 +306,8 @@ class _Race:
         self.capital = np.zeros((4, n_candidates, len(BETS)))
         self.looks = np.full((4, n_candidates), -np.inf)
 
-    def advance(self, baseline: NDArray[np.int8], knockout: NDArray[np.int8], r: int) -> Floats:
-        """(4, C) log e-values after round r."""
-        tally = _look(baseline, knockout, r, self.target)
+    def advance(self, tally: Tally) -> Floats:
+        """(4, C) log e-values after a round."""
         bets = np.stack([_log_bets(tally, null, side) for null, side in self.nulls])
         if self.target == "benchmark":
             self.capital += bets
@@ -318,11 +318,20 @@ class _Race:
         return self.looks
 
 
-def _look(baseline: NDArray[np.int8], knockout: NDArray[np.int8], r: int, target: str) -> Tally:
-    """What round r bets on: its own cells, or each problem's mean over the rounds so far."""
-    first = r - 1 if target == "benchmark" else 0
-    pairs: Pairs = pair(baseline[:, first:r], knockout[:, :, first:r])
-    return tally_problems(pairs)
+def _looks(
+    baseline: NDArray[np.int8], knockout: NDArray[np.int8], n_rounds: int, target: str
+) -> Iterator[Tally]:
+    """What each round bets on: its own cells, or each problem's mean over the rounds so far."""
+    n, won, lost = (np.zeros(knockout.shape[:2], dtype=np.int64) for _ in range(3))
+    for r in range(n_rounds):
+        mine, other = knockout[:, :, r], baseline[:, r]
+        if target == "benchmark":
+            n, won, lost = (np.zeros_like(n) for _ in range(3))
+        n += (mine >= 0) & (other >= 0)
+        won += (mine == 1) & (other == 0)
+        lost += (mine == 0) & (other == 1)
+        n_seeds = 1 if target == "benchmark" else r + 1
+        yield tally_problems(Pairs(n=n, won=won, lost=lost, base=n, n_seeds=n_seeds))
 
 
 def _log_bets(tally: Tally, null: float | Floats, side: str) -> Floats:
