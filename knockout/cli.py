@@ -92,7 +92,9 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _log_to_stderr()
     try:
-        app(standalone_mode=False)
+        # typer turns Ctrl-C into a status that it returns.
+        if status := app(standalone_mode=False):
+            sys.exit(status)
     except (KnockoutError, OSError, KeyboardInterrupt) as error:
         if _State.debug:
             raise

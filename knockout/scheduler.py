@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from knockout.divergence import Divergences, find_divergences, logprobs_needed
 from knockout.engines.base import Completion, Engine, Request
+from knockout.engines.checks import checked
 from knockout.errors import KnockoutError
 from knockout.grading import Grade
 from knockout.jobs import NO_TOKENS, Cell, Job, Snapshot, first_difference, response_text
@@ -85,6 +86,7 @@ class Scheduler:
         self._todo: Iterator[Owed] = iter(())
         self._ready: deque[Job] = deque()
         self._running: dict[str, Job] = {}
+        self._requests: dict[str, Request] = {}
         self._grading: dict[str, tuple[Job, Completion]] = {}
         self._cells: list[CellRow] = []
         self._forks: list[ForkRow] = []
@@ -166,6 +168,8 @@ class Scheduler:
                 item.steps,
                 True,
             )
+            # An audit can be there before its fork, whose grade it does not wait for.
+            cell.audited[self.ledger.audits_of(item.key)] = False
             self._ready.extend(Job(cell, "fork", c, int(item.steps[c])) for c in item.forks)
             for c in item.audits:
                 self._ready.append(Job(cell, "audit", c, 0, self.ledger.trajectory(item.key, c)))
@@ -190,7 +194,7 @@ class Scheduler:
         )
         with self._engine_failures():
             self.engine.add(request)
-        self._running[job.key] = job
+        self._running[job.key], self._requests[job.key] = job, request
 
     def _step(self) -> list[Completion]:
         if not self._running:
@@ -200,7 +204,8 @@ class Scheduler:
             done = self.engine.step()
             if not done and not self.engine.n_open:
                 raise RuntimeError(f"it lost {len(self._running)} requests")
-        return done
+            eos_ids = self.engine.info.eos_ids
+            return [checked(self._requests.pop(c.key), c, eos_ids) for c in done]
 
     @contextmanager
     def _engine_failures(self) -> Iterator[None]:

@@ -88,8 +88,9 @@ def test_memory_is_limited_and_a_killed_worker_is_replaced() -> None:
         while not any(w.item for w in pool._workers):
             pool.poll()
             time.sleep(0.01)
+        # Killed once, an answer is graded again; it hangs there too.
         os.kill(pids(pool)[0], signal.SIGKILL)
-        assert drain(pool)["hang"].status == "error"
+        assert drain(pool)["hang"].status == "timeout"
         pool.submit("next", "m", 0, r"\boxed{7}", True)
         assert drain(pool)["next"].correct == 1
 

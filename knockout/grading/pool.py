@@ -27,6 +27,8 @@ __all__ = ["Graded", "GraderPool"]
 
 _START_LIMIT_S = 120.0
 _MOST_FAILED_STARTS = 3
+# Workers that may die on one answer before it is given up.
+_MOST_DEATHS = 2
 
 
 class Graded(Protocol):
@@ -45,6 +47,7 @@ class _Item(NamedTuple):
     problem: int
     response: str | None
     finished: bool
+    deaths: int = 0
 
 
 @dataclass
@@ -165,7 +168,11 @@ class GraderPool:
         if worker.item is None:
             self._start_failed(reason)
             return []
-        return [(worker.item.key, Grade(0, "error", f"the grader died ({reason})"))]
+        deaths = worker.item.deaths + 1
+        if deaths < _MOST_DEATHS:  # killed by someone else, perhaps: the answer may be innocent
+            self._queue.appendleft(worker.item._replace(deaths=deaths))
+            return []
+        return [(worker.item.key, Grade(0, "error", f"the grader died twice ({reason})"))]
 
     def _start_failed(self, reason: str) -> None:
         self._failed_starts += 1
@@ -185,7 +192,7 @@ class GraderPool:
             item = self._queue.popleft()
             worker.item, worker.since = item, time.monotonic()
             try:
-                worker.connection.send(item[1:])
+                worker.connection.send(item[1:5])
             except OSError:  # it died while idle: the item is not to blame
                 worker.item = None
                 self._queue.appendleft(item)

@@ -328,6 +328,13 @@ class Ledger:
         rows = self.query("SELECT benchmark, problem, seed, candidate FROM audit")
         return {(CellKey(b, p, s), c) for b, p, s, c in rows}
 
+    def audits_of(self, key: CellKey) -> list[int]:
+        """The candidates of a cell whose audit is there."""
+        rows = self.query(
+            "SELECT candidate FROM audit WHERE benchmark = ? AND problem = ? AND seed = ?", key
+        )
+        return [candidate for (candidate,) in rows]
+
     def trajectory(self, key: CellKey, candidate: int | None = None) -> NDArray[np.int32]:
         """The ids of a baseline, or of a knockout whether forked or inherited: (T,).
 

@@ -1,0 +1,55 @@
+"""Whether a completion can be an answer to its request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from knockout.engines.base import Completion, Request
+
+__all__ = ["checked", "fault_of"]
+
+
+def fault_of(request: Request, done: Completion, eos_ids: Collection[int]) -> str | None:
+    """What is wrong with a completion that an engine calls finished; None where nothing is seen.
+
+    Cheap enough for every completion: an engine that loses tokens, answers another request or
+    lets a banned token through must not become a grade.
+    """
+    tokens, n_prefix = done.tokens, len(request.prefix)
+    if done.n_generated < 1 or len(tokens) != n_prefix + done.n_generated:
+        return (
+            f"{len(tokens)} tokens, of which {done.n_generated} are said to be generated after a "
+            f"prefix of {n_prefix}"
+        )
+    if len(tokens) > request.max_tokens:
+        return f"{len(tokens)} tokens where at most {request.max_tokens} were asked for"
+    if not np.array_equal(tokens[:n_prefix], np.asarray(request.prefix, dtype=np.int32)):
+        return "a trajectory with another prefix"
+    if request.banned and np.isin(tokens[n_prefix:], request.banned).any():
+        return "a banned token"
+    if done.finish == "length" and len(tokens) < request.max_tokens:
+        return f"{len(tokens)} of {request.max_tokens} tokens as if they were all"
+    if done.finish == "stop" and not request.stop and int(tokens[-1]) not in eos_ids:
+        return "a trajectory that stops without an end-of-text token"
+    if request.logprobs:
+        rows = [0 if x is None else len(x) for x in (done.top_ids, done.top_logprobs)]
+        if rows != [done.n_generated] * 2:
+            return f"log-probabilities of {rows[0]} and {rows[1]} steps for {done.n_generated}"
+    return None
+
+
+def checked(request: Request, done: Completion, eos_ids: Collection[int]) -> Completion:
+    """The completion, or a failed one that says why it cannot be true."""
+    if done.finish == "error":
+        return done
+    fault = fault_of(request, done, eos_ids)
+    if fault is None:
+        return done
+    prefix = np.asarray(request.prefix, dtype=np.int32)
+    return replace(
+        done, tokens=prefix, n_generated=0, finish="error", top_ids=None, top_logprobs=None,
+        error=f"the engine returned {fault}",
+    )  # fmt: skip
