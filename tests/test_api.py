@@ -1,0 +1,97 @@
+"""The Python API, on a small real run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from small_run import SETTINGS, small_run
+
+import knockout
+from knockout.errors import UsageError
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, knockout\n"
+        "heavy = {'torch', 'transformers', 'vllm', 'pandas', 'pydantic', 'lm_eval', 'scipy'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names() -> None:
+    assert knockout.__all__ == ["Run", "Sweep", "__version__", "load_run"]
+    for name in knockout.__all__:
+        assert getattr(knockout, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'sweep_all'"):
+        knockout.sweep_all  # noqa: B018
+
+
+@pytest.mark.engine
+class TestRun:
+    def test_frames_agree_with_the_files(self) -> None:
+        run = knockout.load_run(small_run())
+        table = run.verdicts()
+        written = json.loads((small_run() / "verdicts.json").read_text())
+        assert table["candidate"].tolist() == [row["candidate"] for row in written]
+        assert table["delta"].tolist() == pytest.approx([row["delta"] for row in written])
+        summary = json.loads((small_run() / "summary.json").read_text())
+        assert run.summary()["tokens_generated"] == summary["tokens_generated"]
+        assert run.sweep.seeds == SETTINGS["seeds"]
+
+    def test_verdicts_take_another_rule(self) -> None:
+        run = knockout.load_run(small_run())
+        wide = run.verdicts(rule="nominal", alpha=0.01)
+        own = run.verdicts(rule="nominal", alpha=0.2)
+        assert (wide["ci_high"] - wide["ci_low"] >= own["ci_high"] - own["ci_low"]).all()
+        with pytest.raises(UsageError, match=r"alpha is 2"):
+            run.verdicts(alpha=2)
+
+    def test_trajectories_share_their_baseline_up_to_the_step(self) -> None:
+        run = knockout.load_run(small_run())
+        frame = run.trajectories(inherited=True)
+        base = frame[frame["kind"] == "baseline"].set_index(["problem", "seed"])
+        forked = frame[frame["kind"] == "forked"]
+        assert len(base) == 6
+        assert len(forked) == run.summary()["forks"] > 0
+        assert (frame["kind"] == "inherited").sum() == run.summary()["inherited"] > 0
+        banned = {c: set(ids) for c, ids in run.verdicts()[["candidate", "token_ids"]].to_numpy()}
+        for _, row in forked.iterrows():
+            own = base.loc[(row["problem"], row["seed"])]
+            assert np.array_equal(row["tokens"][: row["step"]], own["tokens"][: row["step"]])
+            assert not np.array_equal(row["tokens"], own["tokens"])
+            assert banned[row["candidate"]].isdisjoint(row["tokens"][row["step"] :].tolist())
+        assert (frame["n_tokens"] == frame["tokens"].map(len)).all()
+        assert frame["text"].str.len().gt(0).all()
+
+    def test_trajectories_of_one_candidate(self) -> None:
+        run = knockout.load_run(small_run())
+        frame = run.trajectories(candidate="/marks: . ,/", text=False)
+        assert set(frame["candidate"]) == {"baseline", "/marks: . ,/"}
+        assert "text" not in frame
+        with pytest.raises(UsageError, match="no candidate 'x' in this run; it has"):
+            run.trajectories(candidate="x")
+        with pytest.raises(UsageError, match="no benchmark 'aime' in this run"):
+            run.trajectories(benchmark="aime")
+
+    def test_the_same_sweep_resumes_and_another_is_refused(self) -> None:
+        before = (small_run() / "run.db").stat().st_size
+        run = knockout.Sweep(**SETTINGS).run(small_run())
+        assert run.summary()["sessions"] == 1
+        assert (small_run() / "run.db").stat().st_size == before
+        with pytest.raises(UsageError, match="belongs to another sweep"):
+            knockout.Sweep(**{**SETTINGS, "limit": 2}).run(small_run())
+
+    def test_a_sweep_file_loads_with_values_put_over_it(self) -> None:
+        sweep = knockout.Sweep.load(small_run() / "config.yaml", "seeds=5")
+        assert (sweep.seeds, sweep.limit) == (5, 3)
+        assert type(sweep) is knockout.Sweep
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path) -> None:
+    with pytest.raises(UsageError, match="no run here"):
+        knockout.load_run(tmp_path)
