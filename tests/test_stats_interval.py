@@ -122,3 +122,15 @@ def test_the_bootstrap_would_not_do() -> None:
     upper = stats.binom.ppf(0.975, 30, lost / 30) / 30  # percentile bootstrap in closed form
     assert np.mean(upper >= 0.05) < 0.85
     assert np.mean(wilson_interval(lost / 30, 30)[1] >= 0.05) > 0.93
+
+
+def test_a_few_differences_are_no_stronger_evidence_than_none() -> None:
+    """One problem won and one lost by half must not make the interval narrower than no change."""
+    for n, seeds in ((64, 2), (500, 8), (30, 1)):
+        sums = np.zeros((3, n), dtype=np.int64)
+        sums[1, :2] = 1, -1
+        sums[2, :4] = 1, -1, 1, -1
+        tally = sums_tally(sums, seeds)
+        low, high = mean_interval(tally, signflip_p(tally))
+        width = high - low
+        assert (width[1:] >= width[0]).all()

@@ -15,7 +15,8 @@ exact sign-flip p-value; hence **the interval excludes 0 exactly when p < alpha*
 Where nothing differs the direction is unknown and the interval is ± Wilson's upper limit of the
 share with *problems* as trials (0 of 30: ± .1135, close to the rule of three): a sample of problems
 without any difference, however many seeds each had, does not rule out a rare kind of problem
-on which the token matters.
+on which the token matters. Nor do a few differences: while fewer problems differ than any exact
+test needs to reach alpha (6 at .05), no side of the interval is closer to Δ than that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from .paired import Floats, Tally, wilson_interval
+from .paired import Floats, Tally, flips_needed, wilson_interval
 
 __all__ = ["mean_interval"]
 
@@ -85,6 +86,11 @@ def mean_interval(tally: Tally, p_values: Floats, alpha: float = 0.05) -> tuple[
     near, far = (_refine(limits, grid, side) for side in (0, 1))
     low = np.where(sign > 0, near, -far)
     high = np.where(sign > 0, far, -near)
+    # A few differences are no stronger evidence of no effect than none at all.
+    few = tally.counts[:, tally.numerators != 0].sum(axis=1) < flips_needed(alpha)
+    none = wilson_interval(np.zeros(len(n)), np.maximum(n, 1.0), z)[1]
+    low = np.where(few, np.clip(tally.mean() - none, -1.0, low), low)
+    high = np.where(few, np.clip(tally.mean() + none, high, 1.0), high)
     known = n >= 2
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 

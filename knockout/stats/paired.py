@@ -20,6 +20,7 @@ __all__ = [
     "Pairs",
     "Tally",
     "clustered_se",
+    "flips_needed",
     "mcnemar_exact",
     "pair",
     "paired_se",
@@ -235,6 +236,16 @@ def wilson_interval(
     centre = np.where(total > 0, (p * m + q / 2) / safe, p)
     half = np.sqrt(q * (np.maximum(p * (1 - p), 0) * m + q / 4)) / safe
     return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
+def flips_needed(alpha: ArrayLike) -> Floats:
+    """One-way flips before an exact two-sided sign test reaches alpha: 2 · 2^−k ≤ alpha.
+
+    Example:
+        >>> flips_needed([0.05, 0.05 / 200]).tolist()
+        [6.0, 13.0]
+    """
+    return np.asarray(np.ceil(1 - np.log2(np.asarray(alpha, dtype=np.float64)) - 1e-9))
 
 
 def mcnemar_exact(won: int, lost: int) -> float:

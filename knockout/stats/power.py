@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from .paired import Floats, Pairs, Tally
+from .paired import Floats, Pairs, Tally, flips_needed
 
 __all__ = [
     "design_trials",
@@ -32,16 +32,6 @@ __all__ = [
     "power",
     "seed_correlation",
 ]
-
-
-def flips_needed(alpha: ArrayLike) -> Floats:
-    """One-way flips before an exact two-sided sign test reaches alpha: 2 · 2^−k ≤ alpha.
-
-    Example:
-        >>> flips_needed([0.05, 0.05 / 200]).tolist()
-        [6.0, 13.0]
-    """
-    return np.asarray(np.ceil(1 - np.log2(np.asarray(alpha, dtype=np.float64)) - 1e-9))
 
 
 def design_trials(
