@@ -34,6 +34,8 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
     sessions = ledger.query("SELECT record FROM session ORDER BY id")
     records = [json.loads(text) for (text,) in sessions]
     engine = next((r["engine"] for r in reversed(records) if r.get("engine")), None)
+    if engine is not None:
+        engine.pop("model", None)  # the folder on that machine
     meta = ledger.meta()
     made = json.loads(meta.get("identity", "{}"))
     return {
