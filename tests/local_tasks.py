@@ -77,6 +77,7 @@ def write_tasks(folder: Path) -> Path:
     }
     _write(folder, sums)
     repeats = {**sums, "task": "local_repeats", "num_fewshot": 0, "repeats": 4}
+    repeats["generation_kwargs"] = {"until": ["Question:", "\n\n"], "max_gen_toks": 16}
     repeats["filter_list"] = [
         {
             "name": "all",
