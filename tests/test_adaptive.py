@@ -20,14 +20,15 @@ from knockout.candidates import Candidate
 from knockout.config import Adaptive, VerdictRule
 from knockout.confirm import derive
 from knockout.engines.transformers import TransformersEngine
-from knockout.errors import KnockoutError
+from knockout.errors import KnockoutError, UsageError
 from knockout.grading import Grade
 from knockout.jobs import Snapshot
 from knockout.owed import Plan, PlannedBenchmark
 from knockout.racing import complete_rounds, race_record, race_rounds, stand
 from knockout.results import verdict_table
+from knockout.run import _forget_failures
 from knockout.scheduler import Scheduler
-from knockout.store import Ledger, grade_cubes, totals
+from knockout.store import CellKey, CellRow, Ledger, grade_cubes, totals
 from knockout.verdicts import settle_cube
 
 RULE = VerdictRule(rule="nominal", alpha=0.1, margin=0.3)
@@ -256,6 +257,27 @@ def test_a_round_asked_for_too_early_is_an_error(tmp_path: Path) -> None:
             next(rounds)
 
 
+def test_failures_before_a_decision_cannot_be_tried_again(tmp_path: Path) -> None:
+    plan = race_plan()
+    steps = np.full(len(plan.candidates), -2, dtype=np.int32)
+    none = np.empty(0, dtype=np.int32)
+
+    def failed(problem: int, seed: int) -> CellRow:
+        key = CellKey(0, problem, seed)
+        return CellRow(key, 1, none, "error", None, "failed", None, "lost", steps)
+
+    with a_ledger(plan, tmp_path) as ledger:
+        ledger.commit([failed(0, 0), failed(1, 0)])
+        _forget_failures(ledger, raced=True)  # nothing was decided yet
+        assert totals(ledger).cells == 0
+        ledger.commit([failed(0, 0), failed(0, 1)])
+        with pytest.raises(UsageError, match="1 trajectories failed in rounds"):
+            _forget_failures(ledger, raced=True)
+        assert totals(ledger).cells == 2
+        _forget_failures(ledger, raced=False)
+        assert totals(ledger).cells == 0
+
+
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
 ) -> tuple[int, str, str]:
@@ -311,6 +333,13 @@ def test_the_command_line_races(
         monkeypatch, capsys, "run", sweep, "--out", out, "--set", "adaptive.max_tokens=200000"
     )
     assert (code, (out / "verdicts.json").read_bytes() == before) == (0, True), errors
+    # The resolved sweep of a run directory is enough to make the run again.
+    again = tmp_path / "elsewhere" / "again"
+    code, _, errors = call(monkeypatch, capsys, "run", out / "config.yaml", "--out", again)
+    assert code == 0, errors
+    with Ledger.open(out / "run.db") as one, Ledger.open(again / "run.db") as other:
+        assert dump(one) == dump(other)
+        assert one.meta() == other.meta()
     # A confirmation does not race: as many seeds as the race came to.
     plan = derive(out, candidates=['"w1"'])
     assert plan.sweep.adaptive is None

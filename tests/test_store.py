@@ -36,6 +36,7 @@ from knockout.store import (
     unpack_ids,
 )
 from knockout.store.lock import filesystem_of, is_network
+from knockout.store.schema import FORK_TOTALS
 
 CANDIDATES = [
     Candidate("a", (1,), ('"a"',)),
@@ -180,6 +181,39 @@ def test_regrading_needs_no_generation(tmp_path: Path) -> None:
         assert cube.knockout[:, 0, 0].tolist() == [1, 1, 1]
         rows = ledger.query("SELECT candidate, extracted FROM generation ORDER BY candidate")
         assert rows == [(-1, "four"), (0, "five")]
+
+
+def test_totals_of_forks_keep_up_with_the_forks(tmp_path: Path) -> None:
+    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
+    scan = f"SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+
+    def agree(ledger: Ledger, n: int) -> None:
+        kept = sorted(ledger.fork_totals())
+        assert [tuple(total) for total in kept] == ledger.query(scan)
+        assert sum(total.n for total in kept) == n
+
+    with new_ledger(tmp_path) as ledger:
+        agree(ledger, 0)
+        ledger.commit(
+            [cell(one, (2, 1, INHERITED)), cell(two, (0, 1, INHERITED))],
+            [fork(one, 0, 2), fork(one, 1, 1), fork(two, 0, 0, finish="error", correct=None)],
+        )
+        agree(ledger, 3)
+        assert ledger.fork_totals()[0].n_shared + ledger.fork_totals()[1].n_shared == 3
+        ledger.regrade([(one, 1, None, "timeout", None), (one, 0, 1, "ok", "same grade")])
+        agree(ledger, 3)
+        assert totals(ledger).grades == {"ok": 4, "timeout": 1}
+        ledger.forget_failures()
+        agree(ledger, 2)
+        counted = totals(ledger)
+    # A ledger from before the table is counted all the same.
+    with sqlite3.connect(tmp_path / "run.db") as db:
+        for trigger in ("added", "removed", "regraded"):
+            db.execute(f"DROP TRIGGER fork_{trigger}")
+        db.execute("DROP TABLE fork_total")
+    db.close()
+    with Ledger.open(tmp_path / "run.db") as ledger:
+        assert totals(ledger) == counted
 
 
 def test_a_failed_commit_leaves_nothing(tmp_path: Path) -> None:
