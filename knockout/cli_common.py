@@ -71,5 +71,9 @@ def quiet_libraries() -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }.items():
         os.environ.setdefault(name, value)
+    import warnings
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
