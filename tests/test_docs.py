@@ -1,85 +1,68 @@
-"""The pages on sweep files and outputs name what there is."""
+"""The tutorial does what it says: its blocks run, in order, in an empty folder."""
 
 from __future__ import annotations
 
+import os
 import re
-import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from test_store import new_ledger
 
-from knockout.config import Sweep
-from knockout.confirm import COMPARED
-from knockout.docs import sweep_file_page
-from knockout.store.schema import statements
-from knockout.summary import summarise
-from knockout.sweepfile import parse_sweep
-from knockout.verdicts import COLUMNS
-
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
-def section(page: str, title: str) -> str:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return _BLOCK.findall(page.read_text())
 
 
-def named(text: str) -> set[str]:
-    return set(re.findall(r"`([^`\n]+)`", text))
+@pytest.mark.engine
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    binaries = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+    names: dict[str, object] = {}
+    ran = {"yaml": 0, "bash": 0, "python": 0}
+    for language, text in blocks(DOCS / "tutorial.md"):
+        ran[language] += 1
+        if language == "yaml":
+            (tmp_path / text.split()[1]).write_text(text)
+        elif language == "bash":
+            done = subprocess.run(
+                ["bash", "-euc", text], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        else:
+            exec(compile(text, "docs/tutorial.md", "exec"), names)
+    assert min(ran.values()) >= 1
+    assert (tmp_path / "neutral.json").is_file()
+    assert (tmp_path / "lm-eval" / "baseline").is_dir()
 
 
-def test_the_page_on_sweep_files_is_made_from_the_code() -> None:
-    page = (DOCS / "sweep-file.md").read_text(encoding="utf-8")
-    assert page == sweep_file_page(), "run `python -m knockout.docs docs`"
+@pytest.mark.parametrize(
+    "page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS))
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    for link in links:
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-def test_the_page_on_sweep_files_names_every_key_and_its_example_is_valid() -> None:
-    page = sweep_file_page()
-    assert set(Sweep.model_fields) <= named(page)
-    example = page.split("```yaml\n")[1].split("```")[0]
-    sweep = parse_sweep(example, "example", Path("/x"))
-    assert sweep.adaptive is not None
-    assert sweep.settings(sweep.benchmarks[1]).seeds == 5
-    assert sweep.settings(sweep.benchmarks[0]).seeds == 16
+def test_sweeps_in_the_how_to_pages_are_valid() -> None:
+    """Blocks that name a model and benchmarks are whole sweep files."""
+    from knockout.sweepfile import parse_sweep
 
-
-def test_every_column_of_the_verdicts_is_described() -> None:
-    assert set(COLUMNS) <= named(section("outputs.md", "Verdicts"))
-
-
-def test_every_key_of_the_summary_is_described(tmp_path: Path) -> None:
-    sweep = parse_sweep("{model: m, benchmarks: [first], candidates: {ids: [1]}}", "x", tmp_path)
-    with new_ledger(tmp_path) as ledger:
-        keys = set(summarise(ledger, sweep))
-    assert keys <= named(section("outputs.md", "Summary"))
-
-
-def test_every_column_of_a_confirmation_is_described() -> None:
-    text = named(section("outputs.md", "Confirmation"))
-    for column in COMPARED:
-        assert column in text or column.split("_", 1)[1] in text
-
-
-@pytest.fixture(scope="module")
-def tables() -> dict[str, set[str]]:
-    with sqlite3.connect(":memory:") as db:
-        for statement in statements():
-            db.execute(statement)
-        names = [
-            name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        ]
-        found = {
-            name: {row[1] for row in db.execute(f"PRAGMA table_info({name})")} for name in names
-        }
-    db.close()
-    return found
-
-
-def test_every_table_of_the_ledger_is_described(tables: dict[str, set[str]]) -> None:
-    rows = {
-        next(iter(re.findall(r"^\| `(\w+)`", line)), ""): line
-        for line in section("outputs.md", "The ledger").splitlines()
-    }
-    for table, columns in tables.items():
-        assert columns <= named(rows[table]), table
+    found = 0
+    for page in sorted((DOCS / "how-to").glob("*.md")):
+        for language, text in blocks(page):
+            if language == "yaml":
+                whole = text if "model:" in text else f"model: m\n{text}"
+                whole += "" if "benchmarks:" in text else "benchmarks: [b]\n"
+                whole += "" if "candidates:" in text else "candidates: {ids: [1]}\n"
+                parse_sweep(whole, page.name, ROOT)
+                found += 1
+    assert found >= 4
