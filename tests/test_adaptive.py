@@ -322,7 +322,7 @@ def test_the_command_line_races(
     code, text, _ = call(monkeypatch, capsys, "status", out)
     assert (code, "race" in text, "equivalent" in text) == (0, True, True)
     code, text, _ = call(monkeypatch, capsys, "verdicts", out)
-    assert (code, "round 1" in text) == (0, True)
+    assert (code, " round" in text) == (0, True)
     # The rule is part of what a race is, budgets are not.
     code, _, errors = call(
         monkeypatch, capsys, "run", sweep, "--out", out, "--set", "verdict.alpha=0.1"

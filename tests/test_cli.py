@@ -22,7 +22,7 @@ from knockout.store import Ledger, RunLock
 from knockout.store.schema import COMPARED_TABLES
 
 FILES = ["config.yaml", "run.db", "run.log", "summary.json", "verdicts.csv", "verdicts.json"]
-N_PROBLEMS = 24
+N_PROBLEMS = 60  # long enough that a run can be caught half-way on a quick machine
 
 Command = Callable[..., tuple[int, str, str]]
 
