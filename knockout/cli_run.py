@@ -41,12 +41,17 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try again what the engine failed on.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; sets engine.ray."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Runs a sweep, or goes on with it: the same command resumes."""
     from knockout.sweepfile import load_sweep
 
-    _run(load_sweep(sweep, sets or []), out or Path("runs") / sweep.stem, retry_failed, as_json)
+    sets = [*(sets or []), *([] if ray is None else [f"engine.ray={ray}"])]
+    _run(load_sweep(sweep, sets), out or Path("runs") / sweep.stem, retry_failed, as_json)
 
 
 def demo(

@@ -87,10 +87,16 @@ class _Model(BaseModel):
 class EngineSettings(_Model):
     """The engine that generates, and how much it may hold at once."""
 
-    kind: Literal["auto", "vllm", "transformers", "server"] = outputs("auto")
-    """`auto` takes vLLM where it is installed, else transformers; `server` takes running ones."""
+    kind: Literal["auto", "vllm", "transformers", "server", "ray"] = outputs("auto")
+    """`auto` takes vLLM where it is installed, else transformers; `server` takes running ones;
+    `ray` is `auto` in Ray's actors."""
     urls: tuple[Text, ...] | None = handling(None)
     """Running vLLM servers of the model, for `kind: server`: `[http://HOST:PORT, ...]`."""
+    data_parallel: Count | None = handling(None)
+    """Engines side by side, each with its own copy of the model, in Ray's actors; null for one, or
+    with `kind: ray` for as many as there are GPUs for."""
+    ray: Text | None = handling(None)
+    """Address of a Ray cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; null starts one here."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
     max_model_len: Count | None = outputs(None)

@@ -180,7 +180,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
 
             scheduler = Scheduler(
                 prepared.plan, ledger, engine, grader, prepared.tokenizer,
-                sweep.engine.max_num_seqs, observe,
+                sweep.engine.max_num_seqs * getattr(engine, "n_engines", 1), observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
                 return scheduler.run(_rounds(prepared, ledger, hours))

@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "kv_cache_gib": None,
     "enforce_eager": None,
     "urls": None,
+    "data_parallel": None,
+    "ray": None,
     "options": {},
 }
 _VLLM_ONLY = (
@@ -40,16 +42,19 @@ _VLLM_ONLY = (
 def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers", "server"]:
     """The engine that runs: "auto" takes vLLM where it is installed, else transformers.
 
+    "ray" is the same in Ray's actors; results do not depend on where they were made.
+
     Raises:
         UsageError: No such kind.
     """
-    if kind == "vllm" or (kind == "auto" and importlib.util.find_spec("vllm") is not None):
+    unnamed = kind in ("auto", "ray")
+    if kind == "vllm" or (unnamed and importlib.util.find_spec("vllm") is not None):
         return "vllm"
-    if kind in ("auto", "transformers"):
+    if unnamed or kind == "transformers":
         return "transformers"
     if kind == "server":
         return "server"
-    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm, transformers or server")
+    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm, transformers, server or ray")
 
 
 def open_engine(
@@ -67,8 +72,8 @@ def open_engine(
         model: "smollm2-135m" (embedded), a checkpoint folder or a hub name.
         settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
             `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
-            `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager`, `urls` and
-            `options` (see `config.EngineSettings`).
+            `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager`, `urls`,
+            `data_parallel`, `ray` and `options` (see `config.EngineSettings`).
             A missing one keeps the engine's own default.
         seed: The engine's own; the noise of requests comes from their own seeds.
         trust_remote_code: Whether code that comes with the model may run; also an entry of
@@ -86,9 +91,13 @@ def open_engine(
     values.update(overrides)
     options = dict(values.pop("options") or {})
     trust_remote_code = bool(options.pop("trust_remote_code", trust_remote_code))
-    kind = choose_kind(values.pop("kind"))
+    asked = values.pop("kind")
+    kind = choose_kind(asked)
+    n_engines, address = values.pop("data_parallel"), values.pop("ray")
     given = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     given.update(trust_remote_code=trust_remote_code, cache_dir=cache_dir, options=options)
+    if asked == "ray" or address is not None or (n_engines or 1) > 1:
+        return _open_ray(model, kind, n_engines, address, seed, given)
     if kind == "server":
         return _open_server(model, given)
     if "urls" in given:
@@ -121,3 +130,22 @@ def _open_server(model: str, given: dict[str, Any]) -> Engine:
     from knockout.engines.server import ServerEngine
 
     return ServerEngine(model, urls=given.pop("urls", ()), **given)
+
+
+def _open_ray(
+    model: str,
+    kind: str,
+    n_engines: int | None,
+    address: str | None,
+    seed: int,
+    given: dict[str, Any],
+) -> Engine:
+    """Starts several engines in Ray's actors."""
+    if kind == "server":
+        raise UsageError(
+            "engine.kind: server spreads requests over its own urls; leave engine.ray and "
+            "engine.data_parallel out"
+        )
+    from knockout.engines.ray import RayEngine
+
+    return RayEngine(model, kind=kind, data_parallel=n_engines, address=address, seed=seed, **given)
