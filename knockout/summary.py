@@ -128,8 +128,8 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     generated = state.cells + state.forks
     if state.unfinished > _MOST_UNFINISHED * generated:
         found.append(
-            f"{state.unfinished} of {generated} trajectories ran into max_tokens; an unfinished "
-            "answer counts as wrong"
+            f"{state.unfinished} of {generated} trajectories ran into max_tokens; one that "
+            "holds no answer by then counts as wrong"
         )
     if state.failed_cells or state.failed_forks:
         found.append(
