@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from knockout import (
+    cli_archive,
     cli_confirm,
     cli_lm_eval,
     cli_mine,
@@ -41,6 +42,8 @@ for command in (
     cli_report.report,
     cli_report.view,
     cli_run.export,
+    cli_archive.export_run,
+    cli_archive.import_run,
     cli_plan.plan,
     cli_confirm.confirm,
     cli_tools.grade,

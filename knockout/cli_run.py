@@ -21,7 +21,7 @@ from knockout.cli_common import (
     quiet_libraries,
 )
 from knockout.cli_lm_eval import export_lm_eval
-from knockout.errors import UsageError
+from knockout.errors import KnockoutError, UsageError
 
 __all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]
 
@@ -78,12 +78,20 @@ def _run(sweep: Any, out: Path, retry_failed: bool, as_json: bool) -> None:
     print(f"Results are in {out}", file=sys.stderr)
 
 
-def status(directory: RunDirectory, as_json: Json = False) -> None:
+def status(
+    directory: RunDirectory,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every page and row of the ledger first.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Shows how far a run is, also while it works."""
     from knockout.store import Ledger, RunLock
     from knockout.summary import summarise
 
     with Ledger.open(directory / "run.db") as ledger:
+        if check:
+            _check(ledger)
         summary = summarise(ledger, sweep_of(directory))
     summary["running"] = RunLock(directory).holder()
     if as_json:
@@ -116,6 +124,20 @@ def status(directory: RunDirectory, as_json: Json = False) -> None:
                 )
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _check(ledger: Any) -> None:
+    from itertools import islice
+
+    from knockout.store.archive import faults
+
+    if found := list(islice(faults(ledger), 10)):
+        lines = "".join(f"\n  {line}" for line in found)
+        raise KnockoutError(
+            f"{ledger.path}: the rows of the ledger do not fit together:{lines}\n"
+            "Put back a copy of it, or run with another --out"
+        )
+    print("the ledger is whole", file=sys.stderr)
 
 
 def _race(race: dict[str, Any]) -> str:
