@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -391,3 +392,23 @@ def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ..
     for request in requests:
         assert result["found"][request.key]["tokens"] == expected[request.key].tokens.tolist()
     assert tokens[2] not in result["found"]["full"]["tokens"]
+
+
+def test_log_likelihoods_under_a_ban_are_those_of_transformers(
+    engine: VllmEngine, reference: TransformersEngine
+) -> None:
+    encode = engine.tokenizer.encode
+    pairs = [
+        (encode("The capital of France is"), encode(" Paris, of course")),
+        (encode("One, two, three,"), encode(" four")),
+        (encode("I"), encode(" am the")),
+    ]
+    many = list(range(100, 240))  # more than one of vLLM's requests may name
+    for banned in ([], [260], [28, 338], many):
+        ours, theirs = engine.score(pairs, banned), reference.score(pairs, banned)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.logprob == pytest.approx(other.logprob, abs=2e-3)
+            assert mine.greedy == other.greedy
+    hit = engine.score(pairs, encode(" four"))
+    assert [math.isinf(one.logprob) for one in hit] == [False, True, False]
+    assert engine.score(pairs)[1].greedy

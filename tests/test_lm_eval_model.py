@@ -220,14 +220,10 @@ def test_the_command_line_passes_lm_evals_options_on(tasks: Path, tmp_path: Path
 
 
 @engine_tests
-def test_the_command_line_ends_with_our_message(tasks: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "knockout", "lm-eval", "run", "--model", "knockout",
-            "--model_args", "pretrained=smollm2-135m,knockout_ids=2,engine=transformers",
-            "--tasks", "local_sums", "--include_path", str(tasks),
-        ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "knockout_ids holds 2, which ends a text; give allow_eos=true" in done.stderr
+def test_ends_of_text_are_banned_on_request_only() -> None:
+    from knockout.integrations.lm_eval_model import KnockoutLM
+
+    with pytest.raises(UsageError, match="knockout_ids holds 2, which ends a text; give allow_eos"):
+        KnockoutLM("smollm2-135m", knockout_ids=2, engine="transformers")
+    with pytest.raises(UsageError, match="token ids are from 0 to 49151"):
+        KnockoutLM("smollm2-135m", knockout_ids=49152, engine="transformers")
