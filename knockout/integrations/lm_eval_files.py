@@ -86,6 +86,11 @@ def _folder_name(index: int, candidate: str) -> str:
     return f"{index:04d}_{shown}"[:80].rstrip("_")
 
 
+def _file_name(benchmark: str) -> str:
+    """A task's name without what would lead out of the folder."""
+    return re.sub(r"[/\\\0]+", "__", benchmark)
+
+
 class _Export:
     """What all folders share."""
 
@@ -112,7 +117,7 @@ class _Export:
             lines = (
                 json.dumps(s, ensure_ascii=False, default=str, allow_nan=False) for s in samples
             )
-            path = folder / self.model / f"samples_{benchmark.name}_{self.stamp}.jsonl"
+            path = folder / self.model / f"samples_{_file_name(benchmark.name)}_{self.stamp}.jsonl"
             write_text(path, "".join(f"{line}\n" for line in lines))
             hashes[benchmark.name] = _hash(
                 "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)

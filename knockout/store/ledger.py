@@ -348,7 +348,10 @@ class Ledger:
                 " WHERE g.benchmark = ? AND g.problem = ? AND g.seed = ? AND g.candidate IN (-1, ?)",
                 (*key, _BASELINE if candidate is None else candidate),
             ).fetchall()
+        try:
             ids = {who: (step, unpack_ids(blob)) for who, blob, step in rows}
+        except ValueError as error:
+            raise KnockoutError(f"{self.path}: {key}: {error}") from None
         if _BASELINE not in ids:
             raise KnockoutError(f"{self.path}: no trajectory for {key}")
         baseline = ids[_BASELINE][1]
