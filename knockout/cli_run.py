@@ -118,9 +118,14 @@ def status(
     for name in race["rounds"] if race is not None else ():
         for one in race["settled"]:
             if one["benchmark"] == name:
+                why = (
+                    f"chance of an effect {one['chance']:.2g}"
+                    if one["settled_as"] == "futile"
+                    else f"e = 10^{one['log10_e']:.1f}"
+                )
                 print(
                     f"  {name}: {one['candidate']} {one['settled_as']} after round "
-                    f"{one['settled_round']}, e = 10^{one['log10_e']:.1f}"
+                    f"{one['settled_round']}, {why}"
                 )
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

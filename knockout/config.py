@@ -254,6 +254,10 @@ class Adaptive(_Model):
     max_seeds: Count = outputs()
     """Most seeds of a problem, and so most rounds; takes the place of `seeds`. A benchmark's own
     `seeds` goes before it."""
+    futility: Annotated[Number, Field(gt=0, lt=1)] | None = outputs(None)
+    """Drops a candidate once the predicted chance that its effect is seen by `max_seeds` is below
+    this, for example 0.05. Off (null), as such a neutral mostly stays `undetermined`, and a race
+    should tell a token that does nothing from one that was measured too little."""
     max_tokens: Count | None = handling(None)
     """Generated tokens, audits included, after which no new round starts; null for no limit."""
     max_hours: Annotated[Number, Field(gt=0)] | None = handling(None)

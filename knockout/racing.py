@@ -27,7 +27,15 @@ from knockout.verdicts import settle_cube
 if TYPE_CHECKING:
     from knockout.stats.sequential import Settlement
 
-__all__ = ["Standing", "complete_rounds", "race_record", "race_rounds", "race_rule", "stand"]
+__all__ = [
+    "Standing",
+    "complete_rounds",
+    "race_futility",
+    "race_record",
+    "race_rounds",
+    "race_rule",
+    "stand",
+]
 
 log = logging.getLogger("knockout")
 
@@ -82,14 +90,21 @@ def race_rule(ledger: Ledger) -> VerdictRule | None:
     return None if rule is None else VerdictRule.model_validate(rule)
 
 
+def race_futility(ledger: Ledger) -> float | None:
+    """The chance of an effect below which a run drops its candidates; None where it does not."""
+    adaptive = json.loads(ledger.meta().get("identity", "{}")).get("adaptive")
+    value = None if adaptive is None else adaptive.get("futility")
+    return None if value is None else float(value)
+
+
 def race_record(ledger: Ledger) -> dict[str, Any] | None:
     """Where a race stood when it was last looked at; None before, or for other runs.
 
     Returns:
         `rule`; `rounds` and `max_rounds` by benchmark; `ended`: "settled", "max_seeds",
         "max_tokens", "max_hours" or None while it goes on; `open`: unsettled hypotheses by
-        benchmark; `settled`: benchmark, candidate, settled_round, settled_as and log10_e of each
-        settled one.
+        benchmark; `settled`: benchmark, candidate, settled_round, settled_as of each settled
+        one, with log10_e of its claim, or chance where it was dropped as futile.
     """
     text = ledger.meta().get("race")
     return None if text is None else dict(json.loads(text))
@@ -116,7 +131,7 @@ def complete_rounds(ledger: Ledger) -> dict[str, int]:
     return found
 
 
-def stand(ledger: Ledger, rule: VerdictRule) -> Standing:
+def stand(ledger: Ledger, rule: VerdictRule, futility: float | None = None) -> Standing:
     """Replays a race from the ledger's complete rounds."""
     hypotheses = np.array([c.group != "canary" for c in ledger.candidates], dtype=np.bool_)
     done = complete_rounds(ledger)
@@ -130,6 +145,7 @@ def stand(ledger: Ledger, rule: VerdictRule) -> Standing:
             target=rule.target,
             m_planned=int(hypotheses.sum()),
             max_rounds=benchmark.n_seeds,
+            futility=futility,
         )
         for cube, benchmark in zip(grade_cubes(ledger), ledger.benchmarks, strict=True)
     )
@@ -157,7 +173,7 @@ def race_rounds(
         plan: The sweep; its benchmarks' seeds are the most rounds.
         ledger: Decides; where the race stands is noted in it too.
         rule: How candidates are settled.
-        adaptive: The budgets.
+        adaptive: The budgets, and whether futile candidates are dropped.
         hours: Hours that the run has worked.
 
     Raises:
@@ -165,7 +181,7 @@ def race_rounds(
     """
     before: int | None = None
     while True:
-        standing = stand(ledger, rule)
+        standing = stand(ledger, rule, adaptive.futility)
         seed = standing.next_seed
         if before is not None and seed == before:
             raise KnockoutError(f"{ledger.path}: round {seed + 1} is not complete")
@@ -214,7 +230,11 @@ def _note(ledger: Ledger, standing: Standing, rule: VerdictRule, ended: str | No
             "candidate": ledger.candidates[c].name,
             "settled_round": int(found.settled_round[c]),
             "settled_as": found.status[c],
-            "log10_e": round(found.log_evidence(c) / math.log(10), 2),
+            **(
+                {"chance": float(f"{found.chance[c]:.2g}")}
+                if found.status[c] == "futile"
+                else {"log10_e": round(found.log_evidence(c) / math.log(10), 2)}
+            ),
         }
         for name, found in zip(names, standing.settlements, strict=True)
         for c in np.flatnonzero(found.settled_round).tolist()

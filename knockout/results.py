@@ -21,7 +21,7 @@ def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
             the one that settled it, and always for the target that it was raced for.
         rule: What the table is asked for.
     """
-    from knockout.racing import complete_rounds, race_rule
+    from knockout.racing import complete_rounds, race_futility, race_rule
     from knockout.verdicts import build_verdicts
 
     raced_by = race_rule(ledger)
@@ -36,6 +36,7 @@ def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
         max_rounds=None if raced_by is None else {b.name: b.n_seeds for b in ledger.benchmarks},
         rounds_done=None if raced_by is None else complete_rounds(ledger),
         raced_by=raced_by,
+        futility=race_futility(ledger),
         ended=state.ended,
         preliminary=not state.complete,
     )

@@ -86,6 +86,7 @@ def build_verdicts(
     max_rounds: int | Mapping[str, int] | None = None,
     rounds_done: int | Mapping[str, int] | None = None,
     raced_by: VerdictRule | None = None,
+    futility: float | None = None,
     ended: str = "",
     preliminary: bool = False,
 ) -> pd.DataFrame:
@@ -110,6 +111,7 @@ def build_verdicts(
             takes every seed with a baseline grade.
         raced_by: The rule by which the sweep settled its candidates, where the table is asked for
             by another one; its target must be this one's. None: `rule`, `alpha` and `margin`.
+        futility: The chance below which the sweep dropped candidates as futile; None: it did not.
         ended: What ended an adaptive sweep, for `reason`.
         preliminary: Whether the run is unfinished, for the column of that name.
 
@@ -145,6 +147,7 @@ def build_verdicts(
             target=target,
             m_planned=m_planned,
             max_rounds=most,
+            futility=futility,
         )
         block = block_of(cube, target, settled)
         blocks.append((block, raced_tests(cube, settled, alpha, target, most), settled))
@@ -177,6 +180,7 @@ def settle_cube(
     target: Target = "population",
     m_planned: int | None = None,
     max_rounds: int | None = None,
+    futility: float | None = None,
 ) -> Settlement:
     """Which candidates of a benchmark are settled after so many complete rounds (seeds).
 
@@ -195,6 +199,7 @@ def settle_cube(
         m=m_planned,
         max_rounds=max_rounds or len(cube.seeds),
         counted=_counted(cube.candidates),
+        futility=futility,
     )
 
 
@@ -289,6 +294,9 @@ def _why(settled: Settlement, candidate: int, ended: str) -> str:
         "equivalent": "an effect inside the margin",
     }.get(settled.status[candidate])
     round_ = int(settled.settled_round[candidate])
+    if settled.status[candidate] == "futile":
+        chance = settled.chance[candidate]
+        return f"futile: after round {round_} the chance of seeing an effect was {chance:.2g}"
     if shown is None:
         open_ = f"open after round {int(settled.rounds[candidate])}"
         return f"{open_}: {ended}" if ended else open_

@@ -32,6 +32,9 @@ itself and keep the bounded bets.
 With several candidates, e-BH (Wang & Ramdas 2022) needs nothing but E[e] ≤ 1 for each: it holds
 under any dependence and with a different stopping time for each candidate. A settled candidate's
 e-value is frozen, so what was once rejected stays rejected.
+
+A candidate whose verdict more rounds would hardly change may be dropped as futile (`futility`).
+It makes no claim, so it counts as e = 0 from then on, which is a bet as fair as any.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .futility import chance_by_rule, progress
 from .multiplicity import ebh
 from .paired import Floats, Pairs, Tally, tally_problems
 
@@ -63,7 +67,7 @@ many differing cells, large ones for the many units that do not differ at all.""
 SIGN_BETS: Floats = 2.0 ** (np.arange(-8, 3) / 2)
 """The λ of the bets on signs, as multiples of 1 / the largest difference of a problem."""
 
-Status = Literal["open", "pillar", "stumbling_block", "equivalent"]
+Status = Literal["open", "pillar", "stumbling_block", "equivalent", "futile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,14 @@ class Settlement:
     """Where each of C candidates stands after the rounds that were run.
 
     Attributes:
-        status: (C,) "pillar", "stumbling_block", "equivalent" or "open".
+        status: (C,) "pillar", "stumbling_block", "equivalent", "futile" or "open".
         settled_round: (C,) int64, the round (from 1) after which it was settled; 0 while open.
         rounds: (C,) int64, rounds whose grades count: up to the settling one, else all.
         log_pillar: (C,) log e-value against "no effect or a gain" over those rounds.
         log_stumbling: (C,) the same against "no effect or a loss".
         log_equivalent: (C,) the same against |Δ| ≥ margin.
+        chance: (C,) predictive probability of a claim of an effect by the last planned round, at
+            the last look that asked for it; NaN where none did.
     """
 
     status: tuple[Status, ...]
@@ -85,9 +91,10 @@ class Settlement:
     log_pillar: Floats
     log_stumbling: Floats
     log_equivalent: Floats
+    chance: Floats
 
     def log_evidence(self, candidate: int) -> float:
-        """Log e-value of the claim by which a candidate was settled; NaN while it is open."""
+        """Log e-value of the claim by which a candidate was settled; NaN where none was made."""
         of = {
             "pillar": self.log_pillar,
             "stumbling_block": self.log_stumbling,
@@ -147,6 +154,7 @@ def settle(
     m: int | None = None,
     max_rounds: int | None = None,
     counted: NDArray[np.bool_] | None = None,
+    futility: float | None = None,
 ) -> Settlement:
     """Settles what can be settled after each round of seeds, replayed from the first.
 
@@ -167,6 +175,8 @@ def settle(
         max_rounds: Planned rounds, fixed before the first (target `population` only);
             None takes R. Rounds beyond it are ignored there.
         counted: (C,) bool, False for rows that are no hypotheses (canaries): they stay open.
+        futility: Before the last planned round, a candidate is "futile" where the chance that its
+            effect will be claimed by then is below this (`stats.futility`); None never drops any.
 
     Returns:
         The settlement after the last round.
@@ -189,6 +199,7 @@ def settle(
     status = np.zeros(n_candidates, dtype=np.int64)
     settled = np.zeros(n_candidates, dtype=np.int64)
     evidence = np.full((4, n_candidates), -np.inf)
+    chance = np.full(n_candidates, np.nan)
     looks = _looks(baseline, knockout, n_rounds, target)
     for r, tally in enumerate(looks, start=1):
         going = settled == 0
@@ -197,15 +208,24 @@ def settle(
         live = np.where(hypotheses, evidence, np.nan)
         # A candidate makes one kind of claim: counting it in both families would lower the
         # threshold of the others by a rejection that is never reported.
-        effects = np.where((status == 3) & hypotheses, -np.inf, live[:2])
+        effects = np.where((status >= 3) & hypotheses, -np.inf, live[:2])
         pillar, stumbling = _claims(effects, rule, alpha, family)
         for code, claim in ((1, pillar), (2, stumbling)):
             new = claim & (settled == 0)
             status[new], settled[new] = code, r
-        same = np.where((status == 1) | (status == 2), -np.inf, live[2:].min(axis=0))
+        same = np.where(np.isin(status, (1, 2, 4)), -np.inf, live[2:].min(axis=0))
         new = _claims(same[None], rule, alpha, family)[0] & (settled == 0)
         status[new], settled[new] = 3, r
-    names: tuple[Status, ...] = ("open", "pillar", "stumbling_block", "equivalent")
+        asked = np.flatnonzero(hypotheses & (settled == 0))
+        if futility is not None and r < last and len(asked):
+            chance[asked] = chance_by_rule(
+                progress(baseline, knockout[asked], r), r, last, BETS,
+                rule=rule, alpha=alpha, family=family, claims=int(np.isin(status, (1, 2)).sum()),
+                by_problem=target == "population",
+            )  # fmt: skip
+            new = asked[chance[asked] < futility * (1 - 1e-9)]
+            status[new], settled[new] = 4, r
+    names: tuple[Status, ...] = ("open", "pillar", "stumbling_block", "equivalent", "futile")
     return Settlement(
         status=tuple(names[code] for code in status),
         settled_round=settled,
@@ -213,6 +233,7 @@ def settle(
         log_pillar=evidence[0],
         log_stumbling=evidence[1],
         log_equivalent=np.minimum(evidence[2], evidence[3]),
+        chance=chance,
     )
 
 
