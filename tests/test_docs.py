@@ -21,6 +21,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(600)
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     binaries = str(Path(sys.executable).parent)

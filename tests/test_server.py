@@ -202,11 +202,23 @@ class TestSeveralServers:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("knockout.engines.server._FIRST_WAIT_S", 0.01)
-        with Proxy(world.server) as proxy:
-            with closing(ServerEngine("smollm2-135m", urls=[proxy.url])) as engine:
-                proxy.stop()
-                with pytest.raises(KnockoutError, match="no server answers any more, with 1 req"):
-                    run(engine, base(engine))
+        with (
+            Proxy(world.server) as proxy,
+            closing(ServerEngine("smollm2-135m", urls=[proxy.url])) as engine,
+        ):
+            proxy.stop()
+            with pytest.raises(KnockoutError, match="no server answers any more, with 1 req"):
+                run(engine, base(engine))
+
+    def test_a_server_that_now_serves_another_model_ends_the_run(self, world: World) -> None:
+        served = {"model": "smol"}
+        with (
+            Proxy(world.server, lambda body: body.update(served)) as proxy,
+            closing(ServerEngine("smollm2-135m", urls=[proxy.url])) as engine,
+        ):
+            served["model"] = "other"
+            with pytest.raises(KnockoutError, match=r"answers 404.*other"):
+                run(engine, base(engine))
 
     def test_a_server_without_the_processor_is_refused(self, world: World) -> None:
         with (

@@ -15,10 +15,20 @@ __all__ = ["Refused", "ServedModel", "Server", "Unavailable"]
 _SHORT_S = 10.0
 # Of requests that another try may answer.
 _PASSING = {408, 409, 425, 429}
+# Of servers that answer no request at all: a wrong key, another model's name.
+_HOPELESS = {401, 403, 404, 405}
 
 
 class Refused(Exception):
-    """The server will never answer this request."""
+    """The server will never answer this request.
+
+    Attributes:
+        always: Whether it would refuse any other too.
+    """
+
+    def __init__(self, message: str, *, always: bool = False) -> None:
+        super().__init__(message)
+        self.always = always
 
 
 class Unavailable(Exception):
@@ -148,7 +158,7 @@ class Server:
         text = f"{self.url} answers {answer.status_code}: {told}"
         if answer.status_code >= 500 or answer.status_code in _PASSING:
             raise Unavailable(text)
-        raise Refused(text)
+        raise Refused(text, always=answer.status_code in _HOPELESS)
 
     def close(self) -> None:
         """Closes the connections."""

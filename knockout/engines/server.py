@@ -9,7 +9,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -102,7 +101,9 @@ class ServerEngine:
         self.tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         at_once = max_num_seqs or 64 * len(urls)
         self._servers = [Server(u, timeout_s=timeout_s, connections=at_once) for u in urls]
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="knockout-server")
+        self._most_threads = at_once
+        self._threads: list[threading.Thread] = []
+        self._work: SimpleQueue[tuple[str, int, dict[str, Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._answers: SimpleQueue[tuple[str, _Answer]] = SimpleQueue()
@@ -245,7 +246,8 @@ class ServerEngine:
     def close(self) -> None:
         """Drops what is in flight and closes the connections; the servers go on."""
         self._closing.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _ in self._threads:
+            self._work.put(None)
         for server in self._servers:
             server.close()
         self._paths.clear()
@@ -253,6 +255,8 @@ class ServerEngine:
 
     def _take(self, key: str, answer: _Answer) -> Completion | None:
         path = self._paths[key]
+        if isinstance(answer, Refused) and answer.always:
+            raise KnockoutError(f"{answer}. What had finished is in the ledger")
         if isinstance(answer, Refused):
             return self._paths.pop(key).completion("error", str(answer))
         if isinstance(answer, Unavailable):
@@ -274,7 +278,12 @@ class ServerEngine:
         return None
 
     def _send(self, path: Trajectory) -> None:
-        self._pool.submit(self._work, path.request.key, self._home(path.request), self._body(path))
+        self._work.put((path.request.key, self._home(path.request), self._body(path)))
+        if len(self._threads) < min(self._most_threads, len(self._paths)):
+            # A daemon, so that a stopped program need not wait for a long answer.
+            thread = threading.Thread(target=self._serve, name="knockout-server", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _body(self, path: Trajectory) -> dict[str, Any]:
         """The request as JSON. Whatever a server may have other defaults for is said.
@@ -329,7 +338,13 @@ class ServerEngine:
         up = [i for i in others if not self._servers[i].down] or others
         return min(up, key=lambda i: self._servers[i].n_open)
 
-    def _work(self, key: str, home: int, body: dict[str, Any]) -> None:
+    def _serve(self) -> None:
+        """What a thread does."""
+        while (item := self._work.get()) is not None:
+            if not self._closing.is_set():
+                self._answer(*item)
+
+    def _answer(self, key: str, home: int, body: dict[str, Any]) -> None:
         """Sends one request until it is answered, refused, or has failed too often."""
         answer: _Answer = Unavailable("the engine was closed")
         index = home
