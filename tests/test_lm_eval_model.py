@@ -69,6 +69,17 @@ def test_a_cache_belongs_to_one_ban() -> None:
         claim_cache(Cache(foreign="response"), {"knockout_ids": []})
 
 
+def test_a_sweep_reads_a_task_with_repeats(tmp_path: Path) -> None:
+    """Its documents once each; how often each is answered is the sweep's `seeds`."""
+    from knockout.benchmarks import Chat, load_benchmark
+
+    (benchmark,) = load_benchmark(
+        "local_repeats", include_path=write_tasks(tmp_path), chat=Chat(template=False)
+    )
+    assert [problem.index for problem in benchmark.problems] == [0, 1, 2]
+    assert benchmark.metric == "exact_match"
+
+
 @pytest.fixture(scope="module")
 def lm() -> Any:
     from knockout.integrations.lm_eval_model import KnockoutLM
