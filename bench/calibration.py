@@ -17,6 +17,7 @@ Run, in parts of a few minutes each on one core:
         --only fixed_design --only fixed_problems --only power_curves
     python bench/calibration.py --out bench/results/calibration \\
         --only peeking --only false_equivalence --only discoveries --only racing --only speed
+    python bench/calibration.py --out bench/results/calibration --worlds 30 --only racing_futility
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from knockout.stats.multiplicity import adjust_bh, adjust_holm
 from knockout.stats.paired import Pairs, pair, tally_cells, tally_problems
 from knockout.stats.power import plan_mde
 from knockout.stats.power import power as predicted_power
-from knockout.stats.sequential import settle
+from knockout.stats.sequential import confidence_sequence, settle
 from knockout.stats.signflip import signflip_p
 
 PROBLEMS, SEEDS, SHARES = (30, 100, 500), (1, 3, 8), (0.05, 0.3, 1.0)
@@ -413,6 +414,102 @@ def _race_against_fixed(
     }
 
 
+def racing_futility(worlds: int, seed: int) -> Iterator[Row]:
+    """What dropping futile candidates saves and costs, against the fixed 16-seed design.
+
+    The sweeps of `racing`, and `mixed` lists, half rocks and half controls; the same 3.5 % pillars.
+    `loss` is their effect. `same_verdict` compares pillar, stumbling block or neutral,
+    `same_evidence` also whether a neutral is equivalent. `regretted` is the share of candidates
+    dropped as futile whose effect the same race claims when it drops nobody.
+    """
+    seeds = 16
+    shares = {"rock": (0.37,), "control": (0.14,), "mixed": (0.37, 0.14)}
+    for kind, means in shares.items():
+        for loss in (0.02, 0.05):
+            drawn = []
+            for world in range(worlds):
+                rng = np.random.default_rng([seed, int(100 * loss), world, len(kind), 5])
+                forks = np.concatenate(
+                    [_fork_shares(rng, mean, 100 // len(means)) for mean in means]
+                )
+                # Every other one from each half, so that a mixed list has pillars of both kinds.
+                pillars = np.linspace(0, 99, 3 + world % 2).astype(int)
+                effects = np.where(np.isin(np.arange(100), pillars), loss, 0.0)
+                drawn.append((*sweep(rng, 500, seeds, forks, effects), effects > 0))
+            for target in ("population", "benchmark"):
+                tests = [_fixed_test(base, knock, target) for base, knock, _, _ in drawn]
+                for rule in ("fdr", "nominal"):
+                    for margin in (0.02, 0.03, 0.05):
+                        for futility in (None, 0.05):
+                            yield {
+                                "list": kind,
+                                "loss": loss,
+                                "target": target,
+                                "rule": rule,
+                                "margin": margin,
+                                "futility": "off" if futility is None else futility,
+                                **_dropping(drawn, tests, target, rule, margin, futility),
+                            }
+
+
+def _fork_shares(rng: np.random.Generator, mean: float, n: int) -> np.ndarray:
+    """Shares of the cells in which candidates fork, uneven, with this mean."""
+    forks = np.clip(rng.lognormal(0, 1.0, n), None, 20)
+    for _ in range(20):  # scaled so that the clipped shares have the wanted mean
+        forks = forks * mean / np.minimum(forks, 1).mean()
+    return np.minimum(forks, 1)
+
+
+def _fixed_test(base: np.ndarray, knock: np.ndarray, target: str) -> tuple[np.ndarray, ...]:
+    pairs = pair(base, knock)
+    tally = tally_cells(pairs) if target == "benchmark" else tally_problems(pairs)
+    p = signflip_p(tally)
+    return tally.mean(), p, adjust_bh(p), *mean_interval(tally, p)
+
+
+def _dropping(
+    drawn: list[Any], tests: list[Any], target: str, rule: str, margin: float, futility: Any
+) -> Row:
+    rows = []
+    dropped = regretted = 0
+    for (base, knock, forked, true), (delta, p, bh, low, high) in zip(drawn, tests, strict=True):
+        options = {"target": target, "rule": rule, "margin": margin, "max_rounds": 16}
+        found = settle(base, knock, futility=futility, **options)
+        status = np.array(found.status)
+        verdict = np.select([status == "pillar", status == "stumbling_block"], [-1, 1], 0)
+        # What a table of the fixed design says, and of the race: a futile or open candidate counts
+        # as equivalent where its confidence sequence says so.
+        hit = (p if rule == "nominal" else bh) <= 0.05
+        fixed = np.where(hit, np.sign(delta), 0)
+        fixed_same = ~hit & (low > -margin) & (high < margin)
+        lower, upper = confidence_sequence(base, knock, found.rounds, target=target, max_rounds=16)
+        inside = (status == "equivalent") | ((lower > -margin) & (upper < margin))
+        same = (verdict == 0) & inside
+        per_round = forked.sum(axis=1)
+        used = sum(per_round[c, : found.rounds[c]].sum() for c in range(len(status)))
+        rows.append(
+            {
+                "forks_of_16_seeds": used / per_round.sum(),
+                "same_verdict": (verdict == fixed).mean(),
+                "same_evidence": ((verdict == fixed) & (same == fixed_same)).mean(),
+                "pillars_found": (verdict == -1)[true].mean(),
+                "pillars_found_fixed": (fixed == -1)[true].mean(),
+                "false_effects": (verdict != 0)[~true].mean(),
+                "false_effects_fixed": (fixed != 0)[~true].mean(),
+                "equivalent": same.mean(),
+                "equivalent_fixed": fixed_same.mean(),
+                "futile": (status == "futile").mean(),
+            }
+        )
+        if futility is not None:
+            patient = np.array(settle(base, knock, **options).status)
+            gone = status == "futile"
+            dropped += int(gone.sum())
+            regretted += int((gone & np.isin(patient, ("pillar", "stumbling_block"))).sum())
+    means = pd.DataFrame(rows).mean().to_dict()
+    return {**means, "regretted": regretted / max(dropped, 1)}
+
+
 def speed() -> Iterator[Row]:
     """Grades to table at 200 candidates × 1,131 problems × 16 seeds, five benchmarks and pooled."""
     from knockout.verdicts import build_verdicts
@@ -457,6 +554,7 @@ def main() -> None:
         "false_equivalence": lambda: false_equivalence(args.worlds, args.seed),
         "discoveries": lambda: discoveries(args.worlds, args.seed),
         "racing": lambda: racing(max(2, args.worlds // 5), args.seed),
+        "racing_futility": lambda: racing_futility(max(2, args.worlds // 5), args.seed),
         "speed": speed,
     }
     args.out.mkdir(parents=True, exist_ok=True)
