@@ -189,6 +189,39 @@ def test_stopping_and_going_on(
         assert race_record(ledger) == race_record(undisturbed)
 
 
+def test_futile_candidates_get_no_more_forks_either(
+    engine: TransformersEngine, tmp_path: Path
+) -> None:
+    plan, adaptive = race_plan(), Adaptive(max_seeds=ROUNDS, futility=0.3)
+    with (
+        a_ledger(plan, tmp_path / "one") as ledger,
+        a_ledger(plan, tmp_path / "two") as interrupted,
+    ):
+        assert race(plan, ledger, engine, adaptive)
+        identity = {"racing": RULE.model_dump(), "adaptive": adaptive.model_dump()}
+        ledger.note("identity", json.dumps(identity))
+        table = verdict_table(ledger, RULE)
+        futile = table[table.settled_as == "futile"]
+        assert (futile.settled_round < ROUNDS).all()
+        assert (futile.verdict == "neutral").all()
+        assert futile.reason.str.startswith("futile: after round ").all()
+        place = {c.name: i for i, c in enumerate(plan.candidates)}
+        for row in futile[futile.benchmark == "long"].itertuples():
+            assert ledger.query(
+                "SELECT COUNT(*) FROM fork WHERE benchmark = 0 AND candidate = ? AND seed >= ?",
+                (place[row.candidate], row.settled_round),
+            ) == [(0,)]
+        record = race_record(ledger)
+        assert record is not None
+        dropped = [one for one in record["settled"] if one["settled_as"] == "futile"]
+        assert len(dropped) == len(futile) > 0
+        assert all(one["chance"] < 0.3 and "log10_e" not in one for one in dropped)
+        while not race(plan, interrupted, engine, adaptive, stop_after=60):
+            pass
+        assert dump(interrupted) == dump(ledger)
+        assert race_record(interrupted) == record
+
+
 def test_an_unfinished_round_does_not_count(
     undisturbed: Ledger, engine: TransformersEngine, tmp_path: Path
 ) -> None:
