@@ -271,7 +271,7 @@ class RayEngine:
             if len(self._homes) > _MOST_HOMES:
                 self._homes.popitem(last=False)
             batch.append(request)
-        if not batch and not replica.running:
+        if not batch and len(replica.running) < max(1, self._places // 2):
             batch = self._taken_from_the_busiest(free)
         return batch
 
@@ -281,7 +281,7 @@ class RayEngine:
         return [suspects.popleft() for _ in range(min(size, len(suspects)))]
 
     def _taken_from_the_busiest(self, most: int) -> list[Request]:
-        """Half of what waits longest elsewhere: an idle engine costs more than a cold prefix."""
+        """Half of what waits longest elsewhere: empty places cost more than a cold prefix."""
         busiest = max(self._replicas, key=lambda replica: len(replica.waiting))
         n = min(most, math.ceil(len(busiest.waiting) / 2))
         taken = [busiest.waiting.pop() for _ in range(n)]
