@@ -183,6 +183,7 @@ def needed_flips(differing: Floats, log_goal: float, bets: Floats) -> Floats:
         net = (low + high) / 2
         against = np.maximum(differing - net, 0.0) / 2
         logs = (against + net)[:, None] * up + against[:, None] * down
-        enough = special.logsumexp(logs, axis=1) - np.log(len(bets)) >= log_goal
+        top = logs.max(axis=1)
+        enough = top + np.log(np.exp(logs - top[:, None]).mean(axis=1)) >= log_goal
         low, high = np.where(enough, low, net), np.where(enough, net, high)
     return np.asarray(high)
