@@ -103,7 +103,7 @@ def main() -> None:
             raise
         sys.exit(_tell(error))
     except typer.Abort:
-        sys.exit(130)
+        sys.exit(_tell(KeyboardInterrupt()))
     except Exception as error:
         if _is_click_error(error):
             error.show()  # type: ignore[attr-defined]
@@ -121,7 +121,11 @@ def main() -> None:
 def _tell(error: BaseException) -> int:
     """Prints an error in one message; returns the exit status."""
     if isinstance(error, KeyboardInterrupt):
-        print("knockout: stopped", file=sys.stderr)
+        print(
+            "knockout: stopped; what a run had finished is in its ledger, and the same command "
+            "goes on from there",
+            file=sys.stderr,
+        )
         return 130
     if isinstance(error, BrokenPipeError):
         # The reader went away (`| head`): nothing to say, and nowhere to say it.

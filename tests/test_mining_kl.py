@@ -158,10 +158,11 @@ def test_shapes_are_checked() -> None:
         score_logits(torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), 1)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_a_large_vocabulary_stays_under_4_gb() -> None:
     """2,048 positions × 151,936 tokens: (T, V) in float32 would be 1.24 GB per model and copy."""
     code = """
-        import resource, torch
+        import torch
         from knockout.mining.kl import score_hidden
         torch.set_num_threads(1)
         heads = [torch.randn(151_936, 16) for _ in range(2)]
@@ -171,11 +172,12 @@ def test_memory_of_a_large_vocabulary_stays_under_4_gb() -> None:
             torch.randint(151_936, (2048,)),
         )
         assert scores.reverse_kl.isfinite().all()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        # Not ru_maxrss: right after a fork that is the parent's, and survives the exec.
+        status = open("/proc/self/status").read()
+        print(status.split("VmHWM:")[1].split()[0])
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
-    per_kilobyte = 1 if sys.platform == "linux" else 1024
-    assert int(done.stdout) / per_kilobyte < 2_000_000  # half of the limit, imports included
+    assert int(done.stdout) < 2_000_000  # KiB; half of the limit, imports included
     assert chunk_positions(151_936) < 2048
