@@ -75,7 +75,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
             process.wait(20)
 
 
-def wait_until_healthy(url: str, log: Path, seconds: float = 240) -> None:
+def wait_until_healthy(url: str, log: Path, seconds: float = 420) -> None:
     end = time.monotonic() + seconds
     host = url.removeprefix("http://")
     while time.monotonic() < end:
