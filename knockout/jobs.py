@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class Snapshot:
         waiting: Forks and audits that wait for a place.
         running, grading: Requests in the engine, answers in the grader.
         tokens: Generated in this session.
+        leading: The candidates whose bans lost the most answers so far, net, with how many.
     """
 
     cells: int
@@ -33,6 +35,25 @@ class Snapshot:
     running: int
     grading: int
     tokens: int
+    leading: tuple[tuple[str, int], ...] = ()
+
+
+class Standing:
+    """Answers that each candidate's ban lost so far, less those it won."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._net = [0] * len(names)
+
+    def count(self, candidate: int, baseline: int | None, knockout: int | None, n: int = 1) -> None:
+        """Adds n pairs of grades; a pair with a missing one counts nothing."""
+        if baseline is not None and knockout is not None:
+            self._net[candidate] += n * (baseline - knockout)
+
+    def leading(self, most: int = 3) -> tuple[tuple[str, int], ...]:
+        """The candidates that lost the most, at least one answer each."""
+        order = sorted(range(len(self._net)), key=lambda c: (-self._net[c], c))[:most]
+        return tuple((self._names[c], self._net[c]) for c in order if self._net[c] > 0)
 
 
 @dataclass(slots=True)
@@ -45,6 +66,7 @@ class Cell:
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     steps: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     divergences: Divergences | None = None
+    correct: int | None = None
     written: bool = False
     rows: list[ForkRow | AuditRow] = field(default_factory=list)
 

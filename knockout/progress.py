@@ -26,6 +26,7 @@ class Display:
 
     def __init__(self, n_cells: int, n_done: int) -> None:
         self.n_cells, self.n_done = n_cells, n_done
+        self._forks_before: int | None = None
         self.started = time.monotonic()
         self._shown = 0.0 if sys.stderr.isatty() else self.started
         self._live: Any = None
@@ -81,20 +82,38 @@ class Display:
             print(f"cells {line}", file=sys.stderr, flush=True)
 
     def line(self, snapshot: Snapshot, elapsed: float) -> str:
-        """One line: cells, forks, speed, and the time left at the pace so far."""
+        """One line: cells, forks, speed, time left, and who leads so far."""
+        if self._forks_before is None:
+            self._forks_before = snapshot.forks
+        rate = snapshot.tokens / max(elapsed, 1e-9)
         parts = [
             f"{snapshot.cells}/{self.n_cells}",
             f"{snapshot.forks} forks",
             f"{snapshot.running} running",
-            f"{snapshot.tokens / max(elapsed, 1e-9):.0f} tokens/s",
+            f"{rate:.0f} tokens/s",
         ]
         if snapshot.waiting:
             parts.insert(2, f"{snapshot.waiting} waiting")
-        new = snapshot.cells - self.n_done
-        if new > 0 and snapshot.cells < self.n_cells:
-            # Forks of the cells so far are part of the pace; the last ones' are not foreseen.
-            parts.append(f"{_duration((self.n_cells - snapshot.cells) * elapsed / new)} left")
+        left = self._tokens_left(snapshot)
+        if left and rate > 0:
+            parts.append(f"{_duration(left / rate)} left")
+        if snapshot.leading:
+            names = ", ".join(f"{name} \N{MINUS SIGN}{net}" for name, net in snapshot.leading)
+            parts.append(f"answers lost: {names}")
         return ", ".join(parts)
+
+    def _tokens_left(self, snapshot: Snapshot) -> float:
+        """Cost model: what this session's cells and requests took on average, times what is left.
+
+        A cell to come costs its baseline and its forks; what is under way is taken to be half done.
+        """
+        cells = snapshot.cells - self.n_done
+        requests = cells + snapshot.forks - (self._forks_before or 0)
+        if cells <= 0:
+            return 0.0
+        each = snapshot.tokens / requests
+        to_come = max(self.n_cells - snapshot.cells, 0) * snapshot.tokens / cells
+        return to_come + each * (snapshot.waiting + snapshot.running / 2)
 
 
 def _duration(seconds: float) -> str:

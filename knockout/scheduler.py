@@ -16,7 +16,15 @@ from knockout.engines.base import Completion, Engine, Request
 from knockout.engines.checks import checked
 from knockout.errors import KnockoutError
 from knockout.grading import Grade
-from knockout.jobs import NO_TOKENS, Cell, Job, Snapshot, first_difference, response_text
+from knockout.jobs import (
+    NO_TOKENS,
+    Cell,
+    Job,
+    Snapshot,
+    Standing,
+    first_difference,
+    response_text,
+)
 from knockout.owed import Owed, Plan, Round, audit_mask, owed
 from knockout.store import (
     INHERITED,
@@ -93,6 +101,7 @@ class Scheduler:
         self._audits: list[AuditRow] = []
         self._last_commit = time.monotonic()
         self._n_cells = self._n_forks = self._tokens = 0
+        self._standing = Standing([c.name for c in plan.candidates])
         self._largest_ban = max((len(c.token_ids) for c in plan.candidates), default=1)
         self._ban_texts = [
             [tokenizer.decode([t]) for t in c.token_ids if t < len(tokenizer)]
@@ -110,6 +119,12 @@ class Scheduler:
         """
         self._n_cells = self.ledger.query("SELECT COUNT(*) FROM cell")[0][0]
         self._n_forks = self.ledger.query("SELECT COUNT(*) FROM fork")[0][0]
+        for pair in self.ledger.query(
+            "SELECT f.candidate, c.correct, f.correct, COUNT(*) FROM fork f"
+            " JOIN cell c USING (benchmark, problem, seed)"
+            " WHERE c.correct <> f.correct GROUP BY 1, 2, 3"
+        ):
+            self._standing.count(*pair)
         for this in rounds:
             self._todo = owed(self.plan, self.ledger, this)
             while self._feed() or self._running or self._grading:
@@ -138,6 +153,7 @@ class Scheduler:
             running=len(self._running),
             grading=len(self._grading),
             tokens=self._tokens,
+            leading=self._standing.leading(),
         )
 
     def _feed(self) -> bool:
@@ -168,6 +184,10 @@ class Scheduler:
                 item.steps,
                 True,
             )
+            cell.correct = self.ledger.query(
+                "SELECT correct FROM cell WHERE benchmark = ? AND problem = ? AND seed = ?",
+                item.key,
+            )[0][0]
             # An audit can be there before its fork, whose grade it does not wait for.
             cell.audited[self.ledger.audits_of(item.key)] = False
             self._ready.extend(Job(cell, "fork", c, int(item.steps[c])) for c in item.forks)
@@ -322,7 +342,7 @@ class Scheduler:
             )
         )
         self._n_cells += 1
-        cell.written = True
+        cell.correct, cell.written = correct, True
         for waiting in cell.rows:
             self._write(cell, waiting)
         cell.rows.clear()
@@ -351,6 +371,7 @@ class Scheduler:
         elif isinstance(row, ForkRow):
             self._forks.append(row)
             self._n_forks += 1
+            self._standing.count(row.candidate, cell.correct, row.correct)
         else:
             self._audits.append(row)
 
