@@ -21,7 +21,7 @@ from knockout.engines.base import Completion, EngineInfo, Request, generate
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.models import load_tokenizer, resolve_model
-from knockout.engines.trajectory import StopStrings, Trajectory, check_request
+from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.eos import stop_ids
 from knockout.errors import KnockoutError, UsageError
@@ -109,7 +109,6 @@ class ServerEngine:
         self._answers: SimpleQueue[tuple[str, _Answer]] = SimpleQueue()
         self._paths: dict[str, Trajectory] = {}
         self._done: list[Completion] = []
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._only: int | None = None
         try:
@@ -139,6 +138,7 @@ class ServerEngine:
                 },
                 settings={"max_num_seqs": at_once, "served": self._names},
             )
+            self._beginnings = Beginnings(self.info, self.tokenizer)
             for index in range(len(self._servers)):
                 self._check(index)
         except BaseException:
@@ -209,15 +209,7 @@ class ServerEngine:
         Raises:
             UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
         """
-        check_request(request, self.info, self._paths.keys())
-        stops = None
-        if request.stop:
-            stops = self._stops.get(request.stop)
-            if stops is None:
-                stops = self._stops[request.stop] = StopStrings(self.tokenizer, request.stop)
-        path = Trajectory(
-            request, eos_ids=self.info.eos_ids, max_model_len=self.info.max_model_len, stops=stops
-        )
+        path = self._beginnings.begin(request, self._paths.keys())
         if finish := path.finish:
             self._done.append(path.completion(finish))
             return

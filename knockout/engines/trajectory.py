@@ -12,7 +12,7 @@ from knockout.engines.base import Completion, EngineInfo, Finish, Request
 from knockout.errors import UsageError
 from knockout.processors.rules import check_ids
 
-__all__ = ["StopStrings", "Trajectory", "check_request"]
+__all__ = ["Beginnings", "StopStrings", "Trajectory", "check_request"]
 
 
 class StopStrings:
@@ -178,3 +178,28 @@ def check_request(request: Request, info: EngineInfo, open_keys: Collection[str]
         check_ids(request.prefix, width=width, where=f"{where}: the prefix")
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+class Beginnings:
+    """Begins an engine's trajectories; keeps what finds a set of stop strings, once made."""
+
+    def __init__(self, info: EngineInfo, tokenizer: Any) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
+
+    def begin(self, request: Request, open_keys: Collection[str]) -> Trajectory:
+        """Makes a trajectory that holds the request's prefix; it may be at its end already.
+
+        Raises:
+            UsageError: The request is wrong in itself; see `check_request`.
+        """
+        check_request(request, self._info, open_keys)
+        stops = None
+        if request.stop:
+            stops = self._stops.get(request.stop)
+            if stops is None:
+                stops = self._stops[request.stop] = StopStrings(self._tokenizer, request.stop)
+        return Trajectory(
+            request, eos_ids=self._info.eos_ids, max_model_len=self._info.max_model_len, stops=stops
+        )

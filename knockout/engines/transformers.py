@@ -16,7 +16,7 @@ from knockout.engines.base import Completion, EngineInfo, Request
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.models import load_tokenizer, quiet_transformers, resolve_model
 from knockout.engines.scoring import Pair, Scored, score_with_model
-from knockout.engines.trajectory import StopStrings, Trajectory, check_request
+from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
@@ -128,7 +128,6 @@ class TransformersEngine:
         self._groups: list[_Group] = []
         self._done: list[Completion] = []
         self._keys: set[str] = set()
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
         self.info = EngineInfo(
             kind="transformers",
             model=model,
@@ -141,6 +140,7 @@ class TransformersEngine:
             versions=installed_versions("torch", "transformers"),
             settings={"max_num_seqs": self._max_num_seqs, **(options or {})},
         )
+        self._beginnings = Beginnings(self.info, self.tokenizer)
         check_bans_hold(self)
 
     @property
@@ -154,15 +154,7 @@ class TransformersEngine:
         Raises:
             UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
         """
-        check_request(request, self.info, self._keys)
-        stops = None
-        if request.stop:
-            stops = self._stops.get(request.stop)
-            if stops is None:
-                stops = self._stops[request.stop] = StopStrings(self.tokenizer, request.stop)
-        path = Trajectory(
-            request, eos_ids=self.info.eos_ids, max_model_len=self.info.max_model_len, stops=stops
-        )
+        path = self._beginnings.begin(request, self._keys)
         if finish := path.finish:
             self._done.append(path.completion(finish))
             return

@@ -18,7 +18,7 @@ from knockout.engines.base import Completion, EngineInfo, Request
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.scoring import Pair, Scored, score_with_vllm
-from knockout.engines.trajectory import StopStrings, Trajectory, check_request
+from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
@@ -153,7 +153,6 @@ class VllmEngine:
         self._paths: dict[str, Trajectory] = {}
         self._inner: dict[str, str] = {}  # our keys to vLLM's own request ids
         self._done: list[Completion] = []
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._prompt_tokens = self._cached_tokens = 0
         self._closed = False
         self.info = EngineInfo(
@@ -177,6 +176,7 @@ class VllmEngine:
                 **(options or {}),
             },
         )
+        self._beginnings = Beginnings(self.info, self.tokenizer)
         try:
             check_bans_hold(self)
         except BaseException:
@@ -195,15 +195,7 @@ class VllmEngine:
         Raises:
             UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
         """
-        check_request(request, self.info, self._paths.keys())
-        stops = None
-        if request.stop:
-            stops = self._stops.get(request.stop)
-            if stops is None:
-                stops = self._stops[request.stop] = StopStrings(self.tokenizer, request.stop)
-        path = Trajectory(
-            request, eos_ids=self.info.eos_ids, max_model_len=self.info.max_model_len, stops=stops
-        )
+        path = self._beginnings.begin(request, self._paths.keys())
         if finish := path.finish:
             self._done.append(path.completion(finish))
             return
