@@ -122,7 +122,7 @@ def find_divergences(
     steps = _Steps(emitted, top_ids, top_logprobs, sampling, seed, first_position, vocab_size)
     own = steps.check_own_pick()
 
-    first, early = picked.copy(), np.zeros(len(bans), dtype=bool)
+    first = picked.copy()
     singles = np.array([c for c, ban in enumerate(bans) if len(ban) == 1], dtype=np.int64)
     if len(singles):
         ids = np.array([bans[c][0] for c in singles], dtype=np.int64)
