@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,28 +11,11 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-from knockout import cli
 from knockout.confirm import COMPARED, derive
 from knockout.errors import UsageError
 from knockout.store import Ledger
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def knockout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["knockout", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-from knockout import cli
 from knockout.stats.power import plan_mde
 from knockout.store import Ledger
 
@@ -21,19 +20,8 @@ N_PROBLEMS, SEEDS = 14, 2
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["knockout", "plan", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+def plan(knockout: Plan) -> Plan:
+    return functools.partial(knockout, "plan")
 
 
 @pytest.fixture(scope="module")
