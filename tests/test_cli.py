@@ -17,7 +17,6 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-from knockout import cli
 from knockout.store import Ledger, RunLock
 from knockout.store.schema import COMPARED_TABLES
 
@@ -48,28 +47,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "words-sweep.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-@pytest.fixture
-def knockout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        return _call(monkeypatch, capsys, *arguments)
-
-    return call
-
-
-def _call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["knockout", *map(str, arguments)])
-    capsys.readouterr()
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as error:
-        code = int(error.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
