@@ -7,14 +7,32 @@ import os
 import resource
 import signal
 import sys
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from words import word_model, word_task
 
 __all__ = ["begin", "dump", "fork_server", "sweep_file"]
+
+_PRELOADED = (
+    "child_runs",
+    "datasets",
+    "knockout.cli",
+    "knockout.engines.transformers",
+    "knockout.grading.ifeval",
+    "knockout.grading.pool",
+    "knockout.results",
+    "knockout.run",
+    "knockout.verdict_files",
+    "lm_eval.api.task",
+    "lm_eval.tasks",
+    "transformers",
+)
+"""What a run imports, most of it where it is used."""
 
 
 def sweep_file(folder: Path, n_problems: int = 24, **changes: Any) -> Path:
@@ -38,17 +56,19 @@ def sweep_file(folder: Path, n_problems: int = 24, **changes: Any) -> Path:
 
 
 def fork_server() -> ForkServerContext:
-    """A context whose children have everything imported: a run starts in a second."""
+    """A context whose children have everything imported: a run starts in about a second."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "runs",
-            "knockout.run",
-            "knockout.engines.transformers",
-            "knockout.results",
-            "transformers",
-        ]
-    )
+    context.set_forkserver_preload(list(_PRELOADED))
+    # Python 3.11 and 3.12 do not hand this process's path to the server before it preloads.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    # A module that cannot be imported is passed over in silence.
+    check = f"import sys; sys.exit(not set({_PRELOADED}) <= set(sys.modules))"
+    process = context.Process(target=exec, args=(check,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, "the fork server did not preload what it was told to"
     return context
 
 

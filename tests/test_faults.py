@@ -75,26 +75,48 @@ def undisturbed(
     return out, time.monotonic() - began
 
 
+N_KILLS = 20
+
+
+@pytest.mark.timeout(1800)
 def test_killed_at_random_moments(
     context: ForkServerContext, sweep: Path, undisturbed: tuple[Path, float], tmp_path: Path
 ) -> None:
-    """Kills of one run after another, some of them while it is being made."""
+    """SIGKILL of the main process at 20 moments: one run after another, each until it is finished.
+
+    The moments are uniform over an undisturbed run's time. A run goes on after each kill, so that
+    a chain of kills ends when a start reaches the end before its moment; only real kills count.
+    """
     there, seconds = undisturbed
     moments = random.Random(11)
-    out = tmp_path / "run"
-    killed = 0
-    for _ in range(5):
-        process = begin(context, sweep, out)
-        process.join(moments.uniform(0.1, 0.9) * seconds)
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
-    assert killed >= 3
-    assert finish(context, sweep, out) == 0, said(out)
-    assert dump(out) == dump(there)
-    accounted(out)
-    for name in ("verdicts.csv", "verdicts.json"):
-        assert (out / name).read_bytes() == (there / name).read_bytes()
+    killed = chains = 0
+    while killed < N_KILLS:
+        out = tmp_path / f"run{chains}"
+        chains += 1
+        code = -signal.SIGKILL
+        while code == -signal.SIGKILL and killed < N_KILLS:
+            process = begin(context, sweep, out)
+            process.join(moments.uniform(0, seconds))
+            process.kill()
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL), said(out)
+            code = process.exitcode
+            killed += code == -signal.SIGKILL
+        if code:
+            assert finish(context, sweep, out) == 0, said(out)
+        assert dump(out) == dump(there)
+        accounted(out)
+        assert summary_of(out) == summary_of(there)
+        for name in ("verdicts.csv", "verdicts.json"):
+            assert (out / name).read_bytes() == (there / name).read_bytes()
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    """What two runs of one sweep share."""
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary.pop("sessions") > 0
+    assert summary.pop("wall_s") > 0
+    return dict(summary)
 
 
 def test_a_killed_grader_is_replaced_and_its_answer_graded_again(
