@@ -267,8 +267,8 @@ class Adaptive(_Model):
 class Grading(_Model):
     """Worker processes that grade beside generation."""
 
-    workers: Count = handling(1)
-    """Processes."""
+    workers: Count | None = handling(None)
+    """Most processes; they start as answers queue up. By default a quarter of the cores, 1 to 8."""
     timeout_s: Annotated[Number, Field(gt=0)] = handling(10.0)
     """Seconds that grading one answer may take; then it counts as not graded, not as wrong."""
     memory_mb: Annotated[int, Field(strict=True, ge=256)] = handling(4096)

@@ -130,8 +130,7 @@ class Scheduler:
             while self._feed() or self._running or self._grading:
                 for completion in self._step():
                     self._arrived(completion)
-                for key, grade in self.grader.poll():
-                    self._graded(key, grade)
+                self._collect_grades()
                 self._commit_when_due()
                 self.observe(self.snapshot())
                 if self.stopping:
@@ -311,6 +310,15 @@ class Scheduler:
         stop = self.plan.problem(key).stop
         return response_text(self.tokenizer, tokens, stop, self.engine.info.eos_ids)
 
+    def _collect_grades(self) -> None:
+        try:
+            grades = self.grader.poll()
+        except KnockoutError:
+            self._commit()
+            raise
+        for key, grade in grades:
+            self._graded(key, grade)
+
     def _graded(self, key: str, grade: Grade) -> None:
         job, done = self._grading.pop(key)
         cell = job.cell
@@ -389,7 +397,6 @@ class Scheduler:
     def _finish_grading(self) -> None:
         """Waits for the grades of what finished (each has a time limit) and writes it."""
         while self._grading and self.grader.n_open:
-            for key, grade in self.grader.poll():
-                self._graded(key, grade)
+            self._collect_grades()
             time.sleep(0.002)
         self._commit()

@@ -85,7 +85,7 @@ def test_memory_is_limited_and_a_killed_worker_is_replaced() -> None:
         first = drain(pool)["big"]
         assert (first.correct, first.status) == (0, "error")
         pool.submit("hang", "m", 0, r"\boxed{9^{9^{9^{9}}}}", True)
-        while not any(w.item for w in pool._workers):
+        while not any(w.item and w.ready for w in pool._workers):
             pool.poll()
             time.sleep(0.01)
         # Killed once, an answer is graded again; it hangs there too.
@@ -168,6 +168,34 @@ def test_no_orphans_when_the_parent_is_killed(busy: bool) -> None:
     while alive(pid):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_workers_have_work_while_the_caller_is_busy() -> None:
+    record = {"prompt": "x", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    with GraderPool([Named("i", IfevalGrader([record]))], workers=1) as pool:
+        pool.submit("first", "i", 0, "a", True)
+        drain(pool)
+        for n in range(50):
+            pool.submit(str(n), "i", 0, "a", True)
+        # As during a long step of the engine: nobody polls, and all is graded all the same.
+        end = time.monotonic() + 60
+        while len(pool._graded) < 50:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert len(pool.poll()) == 50
+        assert pool.n_open == 0
+
+
+def test_more_workers_start_only_as_answers_queue_up() -> None:
+    with GraderPool([MATHS], workers=2, timeout_s=20) as pool:
+        for n in range(8):
+            pool.submit(f"a{n}", "m", 0, r"\boxed{7}", True)
+        drain(pool)
+        assert len(pids(pool)) == 1
+        for n in range(200):
+            pool.submit(f"b{n}", "m", 0, r"\boxed{7}", True)
+        assert len(drain(pool)) == 200
+        assert len(pids(pool)) == 2
 
 
 def test_wrong_use_is_told() -> None:

@@ -8,12 +8,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Protocol
@@ -29,6 +30,9 @@ _START_LIMIT_S = 120.0
 _MOST_FAILED_STARTS = 3
 # Workers that may die on one answer before it is given up.
 _MOST_DEATHS = 2
+# Answers waiting for each worker before another starts: it takes seconds and some 300 MiB.
+_QUEUE_EACH = 32
+_MOST_BY_DEFAULT = 8
 
 
 class Graded(Protocol):
@@ -65,11 +69,13 @@ class GraderPool:
 
     Workers are separate interpreters, not forks (the parent may hold an engine's threads) and not
     `multiprocessing` children (whose start would run the user's script again). They run at low
-    priority, take no part in Ctrl-C, and end when the parent does.
+    priority, take no part in Ctrl-C, and end when the parent does. A thread attends to them, so that
+    they have work and their limits hold however long the engine's step takes.
 
     Args:
         benchmarks: What has a `name` and a `grader`.
-        workers: Number of processes; they start with the first item.
+        workers: Most processes; by default a quarter of the cores, 1 to 8. One starts with the
+            first item, and another whenever many items wait for each that there is.
         timeout_s: Wall time for one item, in seconds.
         memory_mb: What grading may take in a worker on top of its imports, in MiB.
     """
@@ -78,10 +84,14 @@ class GraderPool:
         self,
         benchmarks: Iterable[Graded],
         *,
-        workers: int = 1,
+        workers: int | None = None,
         timeout_s: float = 10.0,
         memory_mb: int = 2048,
     ) -> None:
+        if workers is None:
+            affinity = getattr(os, "sched_getaffinity", None)
+            cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+            workers = max(1, min(cores // 4, _MOST_BY_DEFAULT))
         if workers < 1 or timeout_s <= 0 or memory_mb < 64:
             raise ValueError(f"{workers=} {timeout_s=} {memory_mb=}: need ≥ 1, > 0 and ≥ 64")
         graders = {benchmark.name: benchmark.grader for benchmark in benchmarks}
@@ -89,13 +99,20 @@ class GraderPool:
         self._spec = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         pickle.dump(graders, self._spec)
         self._spec.flush()
-        self._n_workers = workers
+        self._most_workers = workers
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
-        self._queue: deque[_Item] = deque()
         self._workers: list[_Worker] = []
-        self._closed = False
         self._failed_starts = 0
+        # Between the caller and the thread: both ends of a deque may be used at once.
+        self._queue: deque[_Item] = deque()
+        self._graded: deque[tuple[str, Grade]] = deque()
+        self._open = 0
+        self._closed = False
+        self._error: Exception | None = None
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._thread = threading.Thread(target=self._attend, name="graders", daemon=True)
 
     def __enter__(self) -> GraderPool:
         return self
@@ -111,7 +128,7 @@ class GraderPool:
     @property
     def n_open(self) -> int:
         """Items submitted whose grade was not yet returned by `poll`."""
-        return len(self._queue) + sum(w.item is not None for w in self._workers)
+        return self._open
 
     def submit(
         self, key: str, benchmark: str, problem_index: int, response: str | None, finished: bool
@@ -122,25 +139,69 @@ class GraderPool:
         if benchmark not in self._names:
             raise KeyError(f"no grader for benchmark {benchmark!r}")
         self._queue.append(_Item(key, benchmark, problem_index, response, finished))
-        self._hand_out()
+        self._open += 1
+        if self._thread.ident is None:
+            self._thread.start()
+        self._rouse()
 
     def poll(self) -> list[tuple[str, Grade]]:
-        """Returns the grades that are there by now, without waiting, and keeps workers busy."""
-        done: list[tuple[str, Grade]] = []
-        for worker in list(self._workers):
-            done += self._collect(worker)
-        self._hand_out()
+        """Returns the grades that are there by now, without waiting.
+
+        Raises:
+            KnockoutError: Workers cannot be started.
+        """
+        if self._error is not None:
+            raise self._error
+        done = [self._graded.popleft() for _ in range(len(self._graded))]
+        self._open -= len(done)
         return done
 
     def close(self) -> None:
         """Ends all workers and drops what is not graded yet. Harmless when called twice."""
+        if self._closed:
+            return
         self._closed = True
-        self._spec.close()
+        if self._thread.ident is not None:
+            for worker in list(self._workers):
+                worker.process.kill()
+            self._rouse()
+            self._thread.join()
         self._queue.clear()
-        for worker in self._workers:
+        self._open = 0
+        self._spec.close()
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
+            os.write(self._wake, b".")
+
+    # The thread ----------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Keeps workers busy, collects what they send, and kills those that take too long."""
+        failure: Exception | None = None
+        try:
+            while not self._closed:
+                self._hand_out()
+                self._wait()
+                for worker in list(self._workers):
+                    self._graded.extend(self._collect(worker))
+        except Exception as error:
+            failure = error
+        for worker in list(self._workers):
             worker.process.kill()
-        while self._workers:
-            self._bury(self._workers[0])
+            self._bury(worker)
+        self._error = failure
+
+    def _wait(self) -> None:
+        """Until a worker has sent something or died, a limit is reached, or the caller calls."""
+        busy = [w for w in self._workers if w.item is not None or not w.ready]
+        limits = [w.since + (self._timeout_s if w.ready else _START_LIMIT_S) for w in busy]
+        timeout = max(0.0, min(limits) - time.monotonic()) if limits else None
+        ready = wait([self._woken, *(w.connection for w in self._workers)], timeout)
+        if self._woken in ready:
+            os.read(self._woken, 65_536)
 
     def _collect(self, worker: _Worker) -> list[tuple[str, Grade]]:
         try:
@@ -177,15 +238,14 @@ class GraderPool:
     def _start_failed(self, reason: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= _MOST_FAILED_STARTS:
-            self.close()
             raise KnockoutError(f"grading processes cannot be started: {reason}")
 
     def _hand_out(self) -> None:
         while self._queue:
             worker = next((w for w in self._workers if w.ready and w.item is None), None)
             if worker is None:
-                starting = sum(not w.ready for w in self._workers)
-                if len(self._workers) < self._n_workers and starting < len(self._queue):
+                n = len(self._workers)
+                if n < self._most_workers and len(self._queue) > n * _QUEUE_EACH:
                     self._workers.append(self._start())
                     continue
                 return
