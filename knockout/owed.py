@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -120,7 +120,12 @@ class Owed:
 
 
 def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
-    """Yields what a round still needs: cells with forks or audits left first, then whole cells."""
+    """Yields what a round still needs, and reads on in the ledger while it is asked for more.
+
+    First the cells with forks or audits left. Then a whole cell of each problem that has none yet,
+    those with the most room first, and at last all other cells, the problems with the longest
+    trajectories so far first: what is long must not begin when everything else has ended.
+    """
     keys, steps = ledger.decided()
     unfinished = ledger.unfinished()
     failed = ledger.failed_forks()
@@ -138,14 +143,30 @@ def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
         if forks or audits:
             yield Owed(key, of_cell != NOT_ASKED, of_cell, forks, audits)
     there = set(keys)
+    known = {(key.benchmark, key.problem) for key in keys}
+    whole: dict[tuple[int, int], list[CellKey]] = {}
     for b, benchmark in enumerate(plan.benchmarks):
         if not this.active[b].any():
             continue
         for p in range(len(benchmark.problems)):
-            for s in this.seeds:
-                key = CellKey(b, p, s)
-                if s < benchmark.n_seeds and key not in there:
-                    yield Owed(key, this.active[b])
+            cells = (CellKey(b, p, s) for s in this.seeds if s < benchmark.n_seeds)
+            if left := [cell for cell in cells if cell not in there]:
+                whole[b, p] = left
+    room = {at: float(plan.problem(cells[0]).max_tokens) for at, cells in whole.items()}
+    for at in _longest_first((at for at in whole if at not in known), room):
+        first = whole[at].pop(0)
+        yield Owed(first, this.active[first.benchmark])
+    # What is not in the ledger by now is still running, so it is long.
+    lengths = {at: np.inf for at in whole} | ledger.mean_tokens()
+    for at in _longest_first(whole, lengths):
+        for key in whole[at]:
+            yield Owed(key, this.active[key.benchmark])
+
+
+def _longest_first(
+    problems: Iterable[tuple[int, int]], lengths: Mapping[tuple[int, int], float]
+) -> list[tuple[int, int]]:
+    return sorted(problems, key=lambda at: (-lengths[at], at))
 
 
 def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:

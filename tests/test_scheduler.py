@@ -254,6 +254,35 @@ def test_finished_is_a_no_op(undisturbed: Ledger) -> None:
     assert list(owed(plan, undisturbed, plan.everything())) == []
 
 
+def test_the_longest_problems_begin_first(
+    undisturbed: Ledger, engine: TransformersEngine, tmp_path: Path
+) -> None:
+    plan = a_plan()
+    one, two = plan.benchmarks
+    roomy = replace(two, problems=tuple(replace(p, max_tokens=30) for p in two.problems))
+    plan = replace(plan, benchmarks=(one, roomy), audit=0.0)
+    with a_ledger(plan, tmp_path) as ledger:
+        work_left = owed(plan, ledger, plan.everything())
+        tried = [next(work_left).key for _ in range(7)]
+        # One seed of every problem; the benchmark with more room goes first.
+        assert tried == [CellKey(1, p, 0) for p in range(3)] + [CellKey(0, p, 0) for p in range(4)]
+        first = replace(plan.everything(), seeds=range(1))
+        Scheduler(plan, ledger, engine, WordGrader(), engine.tokenizer, 8).run([first])
+        took = ledger.mean_tokens()
+        for (b, p), tokens in took.items():  # the oracle: add up the trajectories
+            key = CellKey(b, p, 0)
+            forks = ledger.query(
+                "SELECT candidate, step FROM fork WHERE benchmark = ? AND problem = ?", (b, p)
+            )
+            parts = [len(ledger.trajectory(key, c)) - step for c, step in forks]
+            assert tokens == len(ledger.trajectory(key)) + sum(parts)
+        rest = [item.key for item in work_left]
+        assert sorted(rest) == [CellKey(0, p, 1) for p in range(4)]
+        lengths = [took[0, key.problem] for key in rest]
+        assert lengths == sorted(lengths, reverse=True)
+        assert len(set(lengths)) > 1
+
+
 def test_more_audits_are_owed_when_more_are_wanted(undisturbed: Ledger) -> None:
     more = a_plan(audit=1.0)
     n = sum(len(item.audits) for item in owed(more, undisturbed, more.everything()))

@@ -288,6 +288,20 @@ class Ledger:
         keys = [CellKey(*row[:3]) for row in rows]
         return keys, unpack_steps([row[3] for row in rows], len(self.candidates))
 
+    def mean_tokens(self) -> dict[tuple[int, int], float]:
+        """Tokens that a cell took on average, its forks' included, by (benchmark, problem)."""
+        cells = self.query(
+            "SELECT benchmark, problem, COUNT(*), SUM(n_tokens) FROM cell"
+            " WHERE finish <> 'error' GROUP BY 1, 2"
+        )
+        forks = {
+            (b, p): tokens
+            for b, p, tokens in self.query(
+                "SELECT benchmark, problem, SUM(n_tokens - step) FROM fork GROUP BY 1, 2"
+            )
+        }
+        return {(b, p): (tokens + forks.get((b, p), 0)) / n for b, p, n, tokens in cells}
+
     def unfinished(self) -> dict[CellKey, set[int]]:
         """Cells with forks still owed, and the candidates whose forks are there."""
         rows = self.query(
