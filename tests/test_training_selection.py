@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from knockout.errors import UsageError
+from knockout.errors import KnockoutError, UsageError
 from knockout.training import (
     Constant,
     FollowKL,
@@ -183,6 +184,40 @@ def test_lambda_follows_the_running_kl() -> None:
     batch.labels[:] = -100
     batch.run(selector)
     assert selector.running_kl == known  # a batch without tokens says nothing
+
+
+def test_a_saved_selector_goes_on_alike(tmp_path: Path) -> None:
+    chosen = Selection(FREEZE, control=True, schedule=FollowKL(high=1000, low=0.001), watch_every=0)
+    batches = [Batch(seed) for seed in range(6)]
+    whole = Selector(chosen)
+    wanted = [batch.run(whole) for batch in batches]
+    first = Selector(chosen)
+    for batch in batches[:3]:
+        batch.run(first)
+    torch.save(first.state_dict(), tmp_path / "selector.pt")
+    second = Selector(chosen)
+    second.load_state_dict(torch.load(tmp_path / "selector.pt", weights_only=True))
+    assert second.running_kl == first.running_kl
+    for batch, one in zip(batches[3:], wanted[3:], strict=True):
+        other = batch.run(second)
+        assert torch.equal(other.weights, one.weights)
+        assert other.metrics["frozen_weight"] == one.metrics["frozen_weight"]
+    fresh = [batch.run(selector) for selector in [Selector(chosen)] for batch in batches[3:]]
+    assert not all(
+        torch.equal(a.weights, b.weights) for a, b in zip(fresh, wanted[3:], strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"running_kl": 1.0}, {"running_kl": 1.0, "dice": {"cpu": torch.zeros(3)}}, [1, 2],
+     {"running_kl": 1.0, "dice": {"abacus": torch.zeros(3)}}, {"running_kl": "much", "dice": {}}],
+)  # fmt: skip
+def test_what_is_no_selectors_state_is_refused(state: Any) -> None:
+    selector = Selector(Selection())
+    with pytest.raises(KnockoutError, match="not the state"):
+        selector.load_state_dict(state)
+    assert math.isnan(selector.running_kl)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from knockout.errors import UsageError
-from knockout.training import freeze_weights, reverse_kl
+from knockout.errors import KnockoutError, UsageError
+from knockout.training import FollowKL, freeze_weights, reverse_kl
 from knockout.training.selection import Selection
 
 pytest.importorskip("trl", reason="needs the extra `train`")
@@ -46,9 +46,11 @@ def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **k
         "beta": 1.0,
         "max_steps": 3,
         "gradient_accumulation_steps": 1,
+        "save_strategy": "no",
         **kwargs,
     }
     special = options.pop("allow_special", False)
+    prompts = options.pop("prompts", PROMPTS)
     config = DistillationConfig(
         str(out),
         max_completion_length=10,
@@ -60,7 +62,6 @@ def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **k
         bf16=False,
         gradient_checkpointing=False,
         use_cpu=True,
-        save_strategy="no",
         disable_tqdm=True,
         seed=3,
         **options,
@@ -69,7 +70,7 @@ def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **k
         model=AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32),
         teacher_model=AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.float32),
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": [" ".join(map(str, p)) for p in PROMPTS]}),
+        train_dataset=Dataset.from_dict({"prompt": [" ".join(map(str, p)) for p in prompts]}),
         processing_class=AutoTokenizer.from_pretrained(folders[0], padding_side="left"),
         selection=selection,
         allow_special=special,
@@ -166,6 +167,64 @@ def test_losses_and_gradients_are_those_of_the_weights(
         assert row["logit_grad_norm_trained"] > 0
         assert row["grad_norm"] > 0
     assert "kl_frozen" in logs(trainer)[0]
+
+
+class Watched:
+    """Keeps the weights of every batch that a trainer's selector sees."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.weights: list[torch.Tensor] = []
+        plain = trainer.selector.loss
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            result = plain(*args, **kwargs)
+            self.weights.append(result.weights)
+            return result
+
+        trainer.selector.loss = loss
+
+
+def test_a_resumed_run_trains_on_the_same_tokens(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    chosen = Selection(tuple(range(3, VOCAB, 2)), control=True, schedule=FollowKL(20.0, 0.001))
+    # Prompts for one epoch: TRL's sampler resumes a later one with the first one's order.
+    prompts = [[5 + i, 2 * i + 9, 44][: 1 + i % 3] for i in range(12)]
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "prompts": prompts}
+    straight = make(folders, tmp_path / "straight", chosen, **options)
+    seen = Watched(straight)
+    torch.manual_seed(0)  # of the rollouts
+    straight.train()
+
+    resumed = make(folders, tmp_path / "resumed", chosen, **options)
+    again = Watched(resumed)
+    torch.manual_seed(1)
+    checkpoint = tmp_path / "straight" / "checkpoint-2"
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert len(seen.weights) == 4
+    assert len(again.weights) == 2
+    for one, other in zip(seen.weights[2:], again.weights, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(logs(straight)[2:], logs(resumed)[2:], strict=True):
+        for name in ("loss", "grad_norm", "frozen_share", "frozen_weight", "kl_trained"):
+            assert one[name] == pytest.approx(other[name], rel=1e-4), name
+    assert 0 < logs(straight)[3]["frozen_weight"] < 1  # the schedule has seen a KL
+    torch.testing.assert_close(weights_of(straight), weights_of(resumed))
+
+    (checkpoint / "selector.pt").write_bytes(b"torn")
+    with pytest.raises(KnockoutError, match=r"selector\.pt"):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_checkpoint_without_a_selector_says_so(
+    folders: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    make(folders, tmp_path, Selection((5,)), **options).train()
+    (tmp_path / "checkpoint-1" / "selector.pt").unlink()
+    (tmp_path / "checkpoint-2").rename(tmp_path / "elsewhere")
+    make(folders, tmp_path, Selection((5,)), **options).train(resume_from_checkpoint=True)
+    assert "selector.pt is not there" in caplog.text
 
 
 def test_what_it_cannot_do_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

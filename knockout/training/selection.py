@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from knockout.errors import UsageError
+from knockout.errors import KnockoutError, UsageError
 from knockout.mining.kl import efficiency_ratio, score_hidden
 from knockout.training.loss import Head, SelectiveLoss, project, selective_reverse_kl
 from knockout.training.schedules import Constant, Schedule
@@ -126,6 +126,37 @@ class Selector:
         self.running_kl = math.nan
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._dice: dict[torch.device, torch.Generator] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep, beside the step, for a resumed run to go on alike.
+
+        Returns:
+            `running_kl`, the running mean KL of trained tokens in nats (NaN before the first), and
+            `dice`, by device ("cpu", "cuda:0") the (n,) uint8 state of the control's generator.
+            Floats, strings and tensors only, so that `torch.load(..., weights_only=True)` reads it.
+        """
+        dice = {str(device): generator.get_state() for device, generator in self._dice.items()}
+        return {"running_kl": self.running_kl, "dice": dice}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` gave; the selection itself is not part of it.
+
+        Raises:
+            KnockoutError: It is not such a state.
+        """
+        try:
+            running_kl = float(state["running_kl"])
+            dice = {}
+            for name, noise in state["dice"].items():
+                device = torch.device(name)
+                dice[device] = torch.Generator(device)
+                dice[device].set_state(noise.cpu())
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise KnockoutError(
+                f"not the state of this machine's selector ({error}); resume on the kind of device "
+                "that made the checkpoint, or start without it"
+            ) from error
+        self.running_kl, self._dice = running_kl, dice
 
     def weight(self, step: int) -> float:
         """λ at an optimiser step."""

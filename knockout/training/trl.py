@@ -11,12 +11,17 @@ This is the one module that imports TRL: `pip install knockout-harness[train]`.
 from __future__ import annotations
 
 import inspect
+import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from knockout.errors import KnockoutError, UsageError
+from knockout.files import atomic_path
 from knockout.training.loss import head_of
 from knockout.training.selection import Selection, Selector
 
@@ -28,6 +33,8 @@ except ImportError as error:
     ) from error
 
 __all__ = ["SelectiveDistillationTrainer"]
+
+log = logging.getLogger(__name__)
 
 # The seams of TRL that this module stands on; checked, because they are not public.
 _SEAMS = {
@@ -56,6 +63,29 @@ def _check_seams() -> None:
             )
 
 
+def _state_file(folder: str | Path, args: TrainingArguments) -> Path:
+    """Where a process's selector lies in a checkpoint; named as the trainer's random states are."""
+    rank = f"_{args.process_index}" if args.world_size > 1 else ""
+    return Path(folder) / f"selector{rank}.pt"
+
+
+class _SaveSelector(TrainerCallback):
+    """Puts the selector's state into every checkpoint that can be resumed from."""
+
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A hyperparameter search keeps its checkpoints elsewhere and does not resume them.
+        if args.save_only_model or state.is_hyper_param_search:
+            return
+        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        with atomic_path(_state_file(folder, args)) as temporary:
+            torch.save(self.selector.state_dict(), temporary)
+
+
 class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     """TRL's `DistillationTrainer` with a `Selection`.
 
@@ -71,6 +101,9 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
       before weighting.
 
     TRL's `entropy` covers the projected tokens.
+
+    Each checkpoint also keeps the selector's running KL and the control's generator (`selector.pt`,
+    or `selector_RANK.pt` for each of several processes); a resumed run takes them up.
 
     Example:
         ```python
@@ -119,6 +152,40 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         self.selector = Selector(self.selection)
         if not allow_special:
             self.selection.refuse_special(list(self._tokenizer.all_special_ids))
+        self.add_callback(_SaveSelector(self.selector))
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As in `transformers.Trainer`; a checkpoint's selector is taken up with the rest of it.
+
+        Raises:
+            KnockoutError: The checkpoint's selector cannot be read.
+        """
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
+        if folder:
+            self._resume_selector(str(folder))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _resume_selector(self, folder: str) -> None:
+        path = _state_file(folder, self.args)
+        if not path.is_file():
+            log.warning(
+                "%s is not there: the running KL and the control's dice start anew, so this run "
+                "will differ from one that was not interrupted",
+                path,
+            )
+            return
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self.selector.load_state_dict(state)
+        except Exception as error:  # torch meets damaged files with errors of any kind
+            raise KnockoutError(
+                f"{path}: {error}. Resume from another checkpoint, or delete the file to start "
+                "its running KL and dice anew"
+            ) from error
 
     def _compute_loss(
         self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any
