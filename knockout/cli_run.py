@@ -239,6 +239,8 @@ def export(
         one_of("--evidence", wanted, ("effect", "equivalent", "undetermined"))
     if rocks is not None and (verdict or evidence):
         raise UsageError("--freeze-list chooses by verdict itself; leave --verdict and --evidence")
+    if top is None and (scores is not None or by != "delta"):
+        raise UsageError("--by and --scores rank for --top; say how many with --top N")
     from knockout.export import freeze_list, ranked, render, selected, write
     from knockout.results import verdict_table
     from knockout.store import Ledger

@@ -225,9 +225,13 @@ def _yaml(found: dict[str, Any]) -> str:
         f"# {json.dumps(found['selection'], ensure_ascii=False)}",
         "freeze_list:" if found["candidates"] else "freeze_list: []",
     ]
+    # In the order of the candidates, which is that of a ranking; an id may be in several of them.
+    texts: dict[int, str] = {}
     for row in found["candidates"]:
-        for token, text in zip(row["token_ids"], row["tokens"], strict=True):
-            lines.append(f"  - {token}  # {json.dumps(text)}")
+        texts |= zip(row["token_ids"], row["tokens"], strict=True)
+    for token, text in texts.items():
+        # A comment ends at any of YAML's line breaks, none of which is printable.
+        lines.append(f"  - {token}  # {text if text.isprintable() else json.dumps(text)}")
     return "\n".join(lines) + "\n"
 
 

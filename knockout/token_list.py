@@ -110,7 +110,8 @@ def read_scores(path: Path, column: str) -> dict[int, float]:
     """Reads scores of token ids from a table of `knockout mine`, as CSV or Parquet.
 
     Raises:
-        UsageError: The table cannot be read, or has no such column or no column of token ids.
+        UsageError: The table cannot be read, has no such column or no column of token ids, or holds
+            something else than numbers there. Rows without a score are left out.
     """
     import pandas as pd
 
@@ -122,7 +123,14 @@ def read_scores(path: Path, column: str) -> dict[int, float]:
     if ids is None or column not in table:
         have = ", ".join(map(str, table.columns))
         raise UsageError(f"{path}: no column {column if ids else 'token_id'!r}; it has {have}")
-    return dict(zip(table[ids].astype(int).tolist(), table[column].astype(float), strict=True))
+    known = table[table[ids].notna() & table[column].notna()]
+    try:
+        tokens, scores = known[ids].astype(int), known[column].astype(float)
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: expected whole numbers in {ids} and numbers in {column}: {error}"
+        ) from None
+    return dict(zip(tokens.tolist(), scores.tolist(), strict=True))
 
 
 def _described(path: Path, tokenizer: Any, force: bool) -> list[int] | None:

@@ -241,6 +241,77 @@ def test_status_verdicts_and_export(finished: Path, tmp_path: Path, knockout: Co
     assert (code, (tmp_path / "x.parquet").is_file()) == (0, True)
 
 
+def test_export_for_a_model_whose_ids_mean_the_same(
+    finished: Path, sweep: Path, tmp_path: Path, knockout: Command
+) -> None:
+    wanted = [1, 2, 3, 4, 5, 6, 8, 20]
+    code, out, _ = knockout("export", finished, "--format", "yaml", "--for", sweep.parent / "model")
+    assert (code, yaml.safe_load(out)) == (0, {"freeze_list": wanted})
+    assert '- 20  # "w20"' in out
+    other = word_model(tmp_path / "other")
+    tokenizer = other / "tokenizer.json"
+    text = tokenizer.read_text()
+    assert text.count('"w1":') == text.count('"w2":') == 1
+    tokenizer.write_text(
+        text.replace('"w1":', '"?":').replace('"w2":', '"w1":').replace('"?":', '"w2":')
+    )
+    for kind in ("ids", "yaml", "json", "csv"):
+        code, out, errors = knockout("export", finished, "--format", kind, "--for", other)
+        assert (code, out) == (2, "")
+        assert f"--for {other}: its token ids mean other tokens" in errors
+        assert "--force" in errors
+    code, out, _ = knockout("export", finished, "--for", other, "--force")
+    assert (code, json.loads(out)) == (0, wanted)
+    code, _, errors = knockout("export", finished, "--for", tmp_path / "no-model")
+    assert (code, "no-model" in errors) == (2, True)
+
+
+def test_export_by_scores(finished: Path, tmp_path: Path, knockout: Command) -> None:
+    scores = tmp_path / "scores.csv"
+    scores.write_text("token_id,kl,text\n1,0.1,a\n3,2.5,b\n20,9.0,c\n4,,d\n6,0.2,e\n")
+    first = ("export", finished, "--scores", scores, "--by", "kl", "--top")
+    code, out, _ = knockout(*first, 1)
+    assert (code, json.loads(out)) == (0, [8, 20])
+    path = tmp_path / "top.yaml"
+    code, out, errors = knockout(*first, 3, "--format", "yaml", "--out", path)
+    assert (code, out) == (0, "")
+    assert f"3 candidates in {path}" in errors
+    assert yaml.safe_load(path.read_text()) == {"freeze_list": [8, 20, 3, 6]}
+    assert '"by": "kl"' in path.read_text()
+    code, out, _ = knockout("export", finished, "--top", 2, "--by", "p_value", "--format", "csv")
+    assert (code, len(out.splitlines())) == (0, 3)
+    for given, told in [
+        (("--scores", scores, "--top", 2), "no column 'delta'; it has token_id, kl, text"),
+        (("--scores", scores, "--top", 2, "--by", "text"), "expected whole numbers in token_id"),
+        (("--scores", scores, "--by", "kl"), "--top N"),
+        (("--by", "kl"), "--top N"),
+        (("--by", "kl", "--top", 2), "found 'kl' to rank by"),
+        (("--scores", tmp_path / "none.csv", "--top", 2, "--by", "kl"), "none.csv"),
+        (("--top", 0), "--top"),
+    ]:
+        code, out, errors = knockout("export", finished, *given)
+        assert (code, out) == (2, ""), given
+        assert told in errors
+        assert "Traceback" not in errors
+
+
+def test_export_of_a_freeze_list(finished: Path, tmp_path: Path, knockout: Command) -> None:
+    rocks = tmp_path / "rocks.csv"
+    rocks.write_text("rock_id,mine\n6,6\n1,1\n50,50\n")
+    given = ("export", finished, "--freeze-list", rocks, "--rule", "nominal")
+    table = json.loads(knockout("verdicts", finished, "--rule", "nominal", "--json")[1])
+    pillars = {tuple(r["token_ids"]) for r in table if r["verdict"] == "strong_pillar"}
+    wanted = [token for token in (1, 6) if (token,) not in pillars]
+    code, out, errors = knockout(*given, "--keep-undetermined", "--format", "yaml")
+    assert (code, yaml.safe_load(out)) == (0, {"freeze_list": wanted})
+    assert f"{len(wanted)} of 3 rocks; left out: {2 - len(wanted)} pillar" in errors
+    assert "1 not tested" in errors
+    code, out, errors = knockout(*given, "--verdict", "neutral")
+    assert (code, "--freeze-list chooses by verdict itself" in errors) == (2, True)
+    code, out, errors = knockout(*given, "--column", "ours")
+    assert (code, "no column 'ours'; it has rock_id, mine" in errors) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -159,8 +159,13 @@ def test_other_files_are_read_too(tmp_path: Path) -> None:
 def test_yaml_is_a_fragment_with_the_tokens_beside_the_ids() -> None:
     text = render(selected(TABLE, verdicts=[P]), "yaml", ABOUT)
     assert yaml.safe_load(text) == {"freeze_list": [1, 4, 5]}
-    assert '- 4  # "t4"' in text
+    assert "- 4  # t4" in text
     assert yaml.safe_load(render([], "yaml", ABOUT)) == {"freeze_list": []}
+    odd = [
+        {"token_ids": [7, 8], "tokens": ["a\u2028- 9", "b"]},
+        {"token_ids": [8], "tokens": ["b"]},
+    ]
+    assert yaml.safe_load(render(odd, "yaml", ABOUT)) == {"freeze_list": [7, 8]}
     with pytest.raises(ValueError, match="needs to know the model"):
         render([], "json")
 
