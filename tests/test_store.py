@@ -10,11 +10,12 @@ import signal
 import socket
 import sqlite3
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from knockout.candidates import Candidate
@@ -76,22 +77,44 @@ def fork(
     return ForkRow(key, candidate, step, ids(50, 51, 52), finish, correct, "ok", "5\udfff", None)
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=200))
+@given(st.integers(1, 31).flatmap(lambda bits: st.lists(st.integers(0, 2**bits - 1), max_size=200)))
+@example([])
+@example([2**16 - 1])
+@example([0, 2**16])
+@example([2**24 - 1, 3])
+@example([2**24])
+@example([-1, 5])
 def test_packed_ids_come_back(values: list[int]) -> None:
     back = unpack_ids(pack_ids(np.array(values, dtype=np.int32)))
     assert back.dtype == np.int32
     assert back.tolist() == values
 
 
-def test_packed_ids_are_small() -> None:
+@pytest.mark.parametrize("vocabulary", [49_152, 150_000])
+def test_packed_ids_are_small(vocabulary: int) -> None:
     rng = np.random.default_rng(0)
-    text = rng.zipf(1.3, 20_000).clip(max=150_000).astype(np.int32)
-    assert len(pack_ids(text)) < 0.9 * len(__import__("zlib").compress(text.tobytes(), 6))
+    text = rng.zipf(1.3, 20_000).clip(max=vocabulary - 1).astype("<i4")
+    assert len(pack_ids(text)) < 0.95 * len(zlib.compress(text.tobytes(), 6))
+    assert len(pack_ids(np.tile(text[:200], 100))) < 0.1 * len(pack_ids(text))
 
 
-def test_damaged_ids_are_an_error() -> None:
-    with pytest.raises(ValueError, match="damaged"):
-        unpack_ids(b"no zlib")
+@pytest.mark.parametrize("values", [[], [7, 8, 49151], [3, 149_999, 0], [2**31 - 1]])
+def test_ids_of_earlier_ledgers_are_read(values: list[int]) -> None:
+    """They are four planes of bytes, without a mark."""
+    planes = np.array(values, dtype="<i4").view(np.uint8).reshape(-1, 4).T
+    assert unpack_ids(zlib.compress(planes.tobytes(), 6)).tolist() == values
+
+
+@pytest.mark.parametrize("top", [100, 100_000, 2**30])
+def test_damaged_ids_are_an_error(top: int) -> None:
+    blob = pack_ids(np.arange(0, top, top // 50, dtype=np.int32))
+    for broken in (blob[:-3], blob[:9] + bytes([blob[9] ^ 1]) + blob[10:], b""):
+        with pytest.raises(ValueError, match="damaged"):
+            unpack_ids(broken)
+    for broken in (b"no zlib", b"\x01", b"\x01" + zlib.compress(b"odd"), b"\x02", b"\x07",
+                   b"\x02" + zlib.compress(b"four")):  # fmt: skip
+        with pytest.raises(ValueError, match="damaged"):
+            unpack_ids(broken)
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
