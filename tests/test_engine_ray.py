@@ -1,9 +1,15 @@
-"""Engines in Ray actors: the ledger of one local engine, whatever dies."""
+"""Engines in Ray actors on two nodes: the ledger of one local engine, whatever dies.
+
+One cluster serves the whole module: a head that runs no engine, and two nodes of the same machine.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +20,18 @@ from test_scheduler import SAMPLED, WordGrader, a_ledger, a_plan, dump, work
 from words import word_model
 
 from knockout.engines.base import Completion, Request, generate
+from knockout.engines.dispatch import Limits
 from knockout.engines.open import open_engine
-from knockout.engines.ray import RayEngine, engines_that_fit
+from knockout.engines.ray import RayEngine
+from knockout.engines.ray_cluster import check_reachable, engines_that_fit, join, patiently
 from knockout.engines.transformers import TransformersEngine
-from knockout.errors import UsageError
+from knockout.errors import KnockoutError, UsageError
 from knockout.jobs import Snapshot
 from knockout.scheduler import Scheduler
 from knockout.store import totals
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(900)  # starting processes on a busy machine takes its time
 
 SETTINGS: dict[str, Any] = {
     "kind": "transformers",
@@ -30,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "max_num_seqs": 4,
 }
+LONG_S = 300.0  # what may take long on a busy machine, but not for ever
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
@@ -39,16 +49,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A cluster of this machine that says it has four GPUs; no engine here uses them."""
+def cluster() -> Iterator[Any]:
+    """Two nodes that say they have four GPUs each; no engine here uses them."""
+    from ray import cloudpickle
+    from ray.cluster_utils import Cluster
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
-    )  # fmt: skip
-    yield
-    ray.shutdown()
+    # The actors cannot import test modules.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    head = {"num_cpus": 0, "include_dashboard": False}
+    cluster = patiently(ray, lambda: Cluster(initialize_head=True, head_node_args=head))
+    try:
+        for _ in range(2):
+            patiently(ray, lambda: cluster.add_node(num_cpus=4, num_gpus=2))
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -61,120 +79,80 @@ def local(model: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def engine(cluster: None, model: str) -> Iterator[RayEngine]:
-    engine = open_engine(model, data_parallel=2, **SETTINGS)
+def engine(cluster: Any, model: str) -> Iterator[RayEngine]:
+    engine = open_engine(model, ray=cluster.address, data_parallel=2, **SETTINGS)
     assert isinstance(engine, RayEngine)
     yield engine
     engine.close()
     engine.close()
 
 
-def test_two_engines_make_the_ledger_of_one(engine: RayEngine, local: Rows, tmp_path: Path) -> None:
+def nodes(engine: RayEngine) -> set[str]:
+    return {place[0] for place in engine.places if place}
+
+
+def all_up(engine: RayEngine) -> None:
+    give_up = time.monotonic() + LONG_S
+    while None in engine.places:
+        assert time.monotonic() < give_up
+        engine.step()
+
+
+def test_two_engines_on_two_nodes_make_the_ledger_of_one(
+    engine: RayEngine, local: Rows, tmp_path: Path
+) -> None:
     plan = a_plan()
     with a_ledger(plan, tmp_path) as ledger:
         work(plan, ledger, engine, engine.tokenizer)
         assert dump(ledger) == local
     assert engine.info.kind == "transformers"
     assert engine.info.settings["data_parallel"] == 2
+    assert len(nodes(engine)) == 2
     assert min(engine.served) > 0.2 * sum(engine.served)
 
 
-def test_forks_run_where_their_baseline_ran(engine: RayEngine) -> None:
-    before = list(engine.served)
-    moved = engine.n_moved
+def test_a_connection_that_is_there_already_is_used_and_kept(engine: RayEngine) -> None:
+    assert ray.is_initialized()
+    assert not join(ray, "192.0.2.1:1", 1)
+    assert ray.is_initialized()
 
-    def request(kind: str, cell: int) -> Request:
-        return Request(f"{kind}{cell}", (3, 5, 7 + cell), cell, SAMPLED, 20)
 
-    assert len(list(generate(engine, [request("a", c) for c in range(8)]))) == 8
-    first = [now - was for now, was in zip(engine.served, before, strict=True)]
-    homes = dict(engine._homes)
-    assert len(list(generate(engine, [request("b", c) for c in range(8)]))) == 8
-    assert dict(engine._homes) == homes
-    again = [now - was for now, was in zip(engine.served, before, strict=True)]
-    if engine.n_moved == moved:
-        assert again == [2 * n for n in first]
+def run_and_disturb(engine: RayEngine, folder: Path, disturb: Any) -> Rows:
+    """Runs the plan; in the middle of it, `disturb` happens once."""
+    plan, happened = a_plan(), []
+
+    def observe(snapshot: Snapshot) -> None:
+        if snapshot.forks > 20 and not happened:
+            happened.append(True)
+            disturb()
+
+    with a_ledger(plan, folder) as ledger:
+        Scheduler(plan, ledger, engine, WordGrader(), engine.tokenizer, 8, observe=observe).run(
+            [plan.everything()]
+        )
+        assert happened
+        assert totals(ledger).complete
+        return dump(ledger)
 
 
 def test_an_actor_killed_in_the_middle_is_replaced(
     engine: RayEngine, local: Rows, tmp_path: Path
 ) -> None:
-    plan, lost, killed = a_plan(), engine.n_lost, []
+    all_up(engine)
+    lost, before = engine.n_lost, list(engine.places)
+    assert before[0] is not None
 
-    def kill_once(snapshot: Snapshot) -> None:
-        if snapshot.forks > 20 and not killed:
-            killed.append(engine._replicas[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
+    def kill() -> None:
+        os.kill(before[0][1], signal.SIGKILL)
 
-    with a_ledger(plan, tmp_path) as ledger:
-        Scheduler(plan, ledger, engine, WordGrader(), engine.tokenizer, 8, observe=kill_once).run(
-            [plan.everything()]
-        )
-        assert dump(ledger) == local
-        assert totals(ledger).complete
-    assert killed
+    assert run_and_disturb(engine, tmp_path, kill) == local
+    all_up(engine)
     assert engine.n_lost == lost + 1
+    assert engine.places[0] != before[0]
+    assert engine.places[1] == before[1]
 
 
-class Deadly:
-    """An engine whose process ends as soon as a request of a certain seed runs."""
-
-    def __init__(self, engine: Any, fault: str) -> None:
-        self.engine, self.info, self.fault = engine, engine.info, fault
-        self.doomed = False
-
-    @property
-    def n_open(self) -> int:
-        return int(self.engine.n_open)
-
-    def add(self, request: Request) -> None:
-        self.doomed |= request.seed == 666
-        self.engine.add(request)
-
-    def step(self) -> list[Completion]:
-        done: list[Completion] = self.engine.step()
-        if self.doomed:
-            if self.fault == "exit":
-                os._exit(3)
-            raise RuntimeError("device-side assert")
-        return done
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def deadly_exit(model: str, **settings: Any) -> Any:
-    return Deadly(open_engine(model, **settings), "exit")
-
-
-def deadly_raise(model: str, **settings: Any) -> Any:
-    return Deadly(open_engine(model, **settings), "raise")
-
-
-@pytest.mark.parametrize("opener", [deadly_exit, deadly_raise])
-def test_a_request_that_kills_engines_is_set_aside_and_the_others_are_kept(
-    cluster: None, model: str, opener: Any
-) -> None:
-    engine = RayEngine(model, data_parallel=1, opener=opener, **SETTINGS)
-    alone = TransformersEngine(model, dtype="float32")
-    requests = [Request(f"r{i}", (2, 4 + i), 666 if i == 3 else i, SAMPLED, 12) for i in range(7)]
-    try:
-        found = {done.key: done for done in generate(engine, requests)}
-    finally:
-        engine.close()
-    expected = {done.key: done for done in generate(alone, requests)}
-    assert found.keys() == expected.keys()
-    for key, done in found.items():
-        if key == "r3":
-            assert done.finish == "error"
-            assert "engines died" in (done.error or "")
-            assert (done.n_generated, len(done.tokens)) == (0, 0)
-        else:
-            assert done.tokens.tolist() == expected[key].tokens.tolist()
-    assert 3 <= engine.n_lost <= 8
-
-
-def test_too_small_a_cluster_is_refused_in_seconds(cluster: None, model: str) -> None:
+def test_too_large_a_request_is_refused_in_seconds(engine: RayEngine, model: str) -> None:
     began = time.monotonic()
     with pytest.raises(
         UsageError, match=r"3 engines of 2 GPUs each need 6 GPUs, the cluster has 4"
@@ -187,12 +165,12 @@ def test_too_small_a_cluster_is_refused_in_seconds(cluster: None, model: str) ->
         engines_that_fit(9, 0, {"CPU": 8.0})
 
 
-def test_an_engine_that_does_not_start_says_why_and_frees_its_gpus(
-    cluster: None, model: str
+def test_engines_that_do_not_start_say_why_and_free_their_gpus(
+    engine: RayEngine, model: str
 ) -> None:
     with pytest.raises(UsageError, match="only vLLM has this"):
         RayEngine(model, data_parallel=2, tensor_parallel_size=2, kind="transformers")
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + LONG_S
     while ray.available_resources().get("GPU") != 4.0:
         assert time.monotonic() < give_up
         time.sleep(0.05)
@@ -200,6 +178,161 @@ def test_an_engine_that_does_not_start_says_why_and_frees_its_gpus(
     assert states <= {"REMOVED"}
 
 
+class Faulty:
+    """A real engine that ends, raises or hangs in the step after a request of a certain seed.
+
+    Which fault it is stands in a file; a file that is gone is no fault.
+    """
+
+    def __init__(self, model: str, *, fault: Path, **settings: Any) -> None:
+        self.engine = open_engine(model, **settings)
+        self.info, self.fault, self.doomed = self.engine.info, fault, False
+
+    @property
+    def n_open(self) -> int:
+        return self.engine.n_open
+
+    def add(self, request: Request) -> None:
+        self.doomed |= request.seed == 666
+        self.engine.add(request)
+
+    def step(self) -> list[Completion]:
+        done = self.engine.step()
+        what = self.fault.read_text() if self.doomed and self.fault.exists() else ""
+        if what == "exit":
+            os._exit(3)
+        if what == "raise":
+            raise RuntimeError("device-side assert")
+        if what == "hang once":
+            self.fault.unlink()
+            time.sleep(1e6)
+        return done
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.fixture(scope="module")
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fault") / "what"
+
+
+@pytest.fixture(scope="module")
+def faulty(engine: RayEngine, model: str, fault: Path) -> Iterator[RayEngine]:
+    """One engine that may die, and is suspicious after one death instead of two: it saves time."""
+    opener = functools.partial(Faulty, fault=fault)
+    faulty = RayEngine(
+        model, data_parallel=1, opener=opener, hang_limit_s=10, limits=Limits(suspect_after=1),
+        **SETTINGS,
+    )  # fmt: skip
+    yield faulty
+    faulty.close()
+
+
+def seven(fatal: bool) -> list[Request]:
+    return [
+        Request(f"r{i}", (2, 4 + i), 666 if i == 3 and fatal else i, SAMPLED, 12) for i in range(7)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(model: str) -> dict[str, list[int]]:
+    alone = TransformersEngine(model, dtype="float32")
+    return {done.key: done.tokens.tolist() for done in generate(alone, seven(fatal=True))}
+
+
+@pytest.mark.parametrize(("what", "says"), [("exit", "ActorDied"), ("raise", "device-side assert")])
+def test_a_request_that_kills_engines_is_set_aside_and_the_others_are_kept(
+    faulty: RayEngine, fault: Path, expected: dict[str, list[int]], what: str, says: str
+) -> None:
+    fault.write_text(what)
+    lost = faulty.n_lost
+    found = {done.key: done for done in generate(faulty, seven(fatal=True))}
+    set_aside = found.pop("r3")
+    assert set_aside.finish == "error"
+    assert "2 engines died" in (set_aside.error or "")
+    assert says in (set_aside.error or "")
+    assert (set_aside.n_generated, len(set_aside.tokens)) == (0, 0)
+    assert {key: done.tokens.tolist() for key, done in found.items()} == {
+        key: tokens for key, tokens in expected.items() if key != "r3"
+    }
+    assert faulty.n_lost == lost + 2
+
+
+def test_an_engine_that_hangs_is_replaced(
+    faulty: RayEngine, fault: Path, expected: dict[str, list[int]]
+) -> None:
+    fault.write_text("hang once")
+    lost = faulty.n_lost
+    found = {done.key: done.tokens.tolist() for done in generate(faulty, seven(fatal=True))}
+    assert found == expected
+    assert faulty.n_lost == lost + 1
+    assert not fault.exists()
+
+
+def test_a_node_that_dies_in_the_middle_is_survived(
+    cluster: Any, engine: RayEngine, local: Rows, tmp_path: Path
+) -> None:
+    all_up(engine)
+    assert len(nodes(engine)) == 2
+    lost, doomed = engine.n_lost, engine.places[1]
+    assert doomed is not None
+    node = next(node for node in cluster.worker_nodes if node.node_id == doomed[0])
+
+    def end_the_node() -> None:
+        cluster.remove_node(node, allow_graceful=False)
+
+    assert run_and_disturb(engine, tmp_path, end_the_node) == local
+    all_up(engine)
+    # More than one where Ray starts the replacement there before it knows that the node is gone.
+    assert engine.n_lost > lost
+    assert len(nodes(engine)) == 1
+    assert doomed[0] not in nodes(engine)
+
+
 def test_servers_are_not_spread_by_ray(model: str) -> None:
     with pytest.raises(UsageError, match="its own urls"):
         open_engine(model, kind="server", data_parallel=2, urls=("http://127.0.0.1:1",))
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_refused_at_once(scheme: str) -> None:
+    with socket.socket() as mine:  # bound, but it does not listen
+        mine.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{mine.getsockname()[1]}"
+        with pytest.raises(KnockoutError, match=rf"{address}: nobody answers there .*ray start"):
+            check_reachable(address)
+
+
+@pytest.mark.parametrize("address", ["here", "ray://there", "host:", ":6379", "host:70000", "h:x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"expected auto, HOST:PORT or ray://HOST:PORT"):
+        check_reachable(address)
+
+
+class Busy:
+    """Stands for Ray on a machine that is too busy for its first starts."""
+
+    __file__ = ray.__file__
+
+    def __init__(self, fails: int) -> None:
+        self.fails, self.tries, self.shut = fails, 0, 0
+
+    def start(self) -> str:
+        self.tries += 1
+        if self.tries <= self.fails:
+            raise Exception("The current node timed out during startup.\nMore of it.")
+        return "up"
+
+    def shutdown(self) -> None:
+        self.shut += 1
+
+
+def test_a_start_on_a_busy_machine_is_tried_again() -> None:
+    busy = Busy(fails=2)
+    assert patiently(busy, busy.start, pause_s=0) == "up"
+    assert (busy.tries, busy.shut) == (3, 2)
+    busy = Busy(fails=9)
+    with pytest.raises(KnockoutError, match=r"in 3 tries: The current node timed out .*raylet.err"):
+        patiently(busy, busy.start, pause_s=0)
+    assert busy.tries == 3

@@ -1,27 +1,31 @@
 """Several engines in Ray actors behind the one protocol: on one machine, or on a cluster.
 
-A cell's requests go to the engine that holds its prefix. Whatever dies is replaced, and what it was
-working on is generated again with the same seeds, so that the ledger cannot tell the difference.
+Whatever dies is replaced, and what it was working on is generated again with the same seeds, so
+that the ledger cannot tell the difference. Who gets which request is decided in
+`knockout.engines.dispatch`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import os
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from knockout.engines.base import Completion, Engine, EngineInfo, Request
+from knockout.engines.dispatch import Dispatch, Limits
 from knockout.engines.models import load_tokenizer
 from knockout.engines.open import choose_kind, open_engine
+from knockout.engines.ray_cluster import engines_that_fit, join, last_words, place, release
 from knockout.engines.trajectory import check_request
 from knockout.errors import KnockoutError, UsageError
 
-__all__ = ["RayEngine", "engines_that_fit"]
+__all__ = ["RayEngine"]
 
 log = logging.getLogger("knockout")
 
@@ -29,28 +33,24 @@ log = logging.getLogger("knockout")
 # the longer one, so that new requests can join.
 _TURN_S = (0.02, 0.25)
 _WAIT_S = 0.05
-_START_LIMIT_S = 1800.0
-_HANG_LIMIT_S = 900.0
-# What was running at one death runs together again; after the second it runs in groups of a
-# quarter, then a sixteenth ..., so that few innocents die with the request that kills engines.
-_SUSPECT_AFTER = 2
-_MOST_DEATHS = 8
-# Engines that may die in a row, for each that there should be, without any completion between.
-_MOST_LOST = 6
-_MOST_HOMES = 65_536
-_LOCAL_STORE_BYTES = 256 * 2**20
 
-Cell = tuple[int, tuple[int, ...]]
 Opener = Callable[..., Engine]
 
 
 class _Host:
     """What runs in an actor: one engine, driven in short turns."""
 
-    def start(self, opener: Opener, model: str, settings: dict[str, Any]) -> tuple[EngineInfo, int]:
+    def start(self, opener: Opener, model: str, settings: dict[str, Any]) -> _Born:
         """Starts the engine; not in the constructor, whose errors Ray hands on as mere text."""
+        import ray
+
+        # An engine in the actor's own process ends with it and frees its GPU; vLLM's workers of
+        # a split model are then the actor's own actors, in its placement group.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         self._engine = opener(model, **settings)
-        return self._engine.info, os.getpid()
+        context = ray.get_runtime_context()
+        return _Born(self._engine.info, os.getpid(), context.get_node_id())
 
     def turn(self, requests: list[Request]) -> list[Completion]:
         """Takes requests in and works until some are finished, or for a short time."""
@@ -63,42 +63,24 @@ class _Host:
         return done
 
 
+@dataclass(frozen=True, slots=True)
+class _Born:
+    """An engine that is up."""
+
+    info: EngineInfo
+    pid: int
+    node: str
+
+
 @dataclass(slots=True)
 class _Replica:
-    """An actor, and what was handed to it."""
+    """An actor, and the call that it has not answered yet: its start, or a turn."""
 
     actor: Any
     group: Any
     call: Any
     since: float
-    ready: bool = False
-    pid: int = 0
-    waiting: deque[Request] = field(default_factory=deque)
-    suspects: deque[Request] = field(default_factory=deque)
-    running: dict[str, Request] = field(default_factory=dict)
-
-
-def engines_that_fit(wanted: int | None, gpus_each: int, cluster: dict[str, float]) -> int:
-    """How many engines to start; refuses in words what would otherwise wait for ever.
-
-    Args:
-        wanted: `engine.data_parallel`, or None for as many as there is room for.
-        gpus_each: GPUs of one engine; 0 where it runs on CPUs.
-        cluster: What Ray says the cluster has.
-
-    Raises:
-        UsageError: It is more than the cluster has.
-    """
-    name, each = ("GPU", gpus_each) if gpus_each else ("CPU", 1)
-    there = int(cluster.get(name, 0))
-    n = wanted or (max(1, there // each) if gpus_each else 1)
-    if n * each > there:
-        raise UsageError(
-            f"engine: {n} engines of {each} {name}{'s' if each > 1 else ''} each need {n * each} "
-            f"{name}s, the cluster has {there}; lower engine.data_parallel"
-            + (" or engine.tensor_parallel_size" if gpus_each > 1 else "")
-        )
-    return n
+    born: _Born | None = None
 
 
 class RayEngine:
@@ -108,9 +90,6 @@ class RayEngine:
         info: What runs in each of them.
         tokenizer: The model's tokenizer.
         n_engines: How many there are.
-        n_lost: Actors that died so far.
-        n_moved: Requests that ran away from their cell's engine, because another was idle.
-        served: Completions of each engine.
     """
 
     info: EngineInfo
@@ -127,6 +106,9 @@ class RayEngine:
         device: str | None = None,
         trust_remote_code: bool = False,
         opener: Opener = open_engine,
+        hang_limit_s: float = 900.0,
+        start_limit_s: float = 1800.0,
+        limits: Limits | None = None,
         **settings: Any,
     ) -> None:
         """Starts or joins a cluster and starts the engines in it.
@@ -142,11 +124,15 @@ class RayEngine:
             device: "cpu" keeps transformers engines away from the cluster's GPUs.
             trust_remote_code: Whether code that comes with the model may run.
             opener: What makes an engine in an actor.
+            hang_limit_s: Seconds after which an engine that gives no sign of life is replaced. A
+                healthy one answers after a step or a quarter of a second, whichever is longer.
+            start_limit_s: Seconds that an engine may take to start, waiting for room included.
+            limits: What dying engines are held against.
             **settings: Further arguments of `open_engine`.
 
         Raises:
             UsageError: The cluster is too small, or a setting is wrong.
-            KnockoutError: Ray is missing, or an engine does not start.
+            KnockoutError: Ray is missing, or no engine starts.
         """
         try:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -157,50 +143,68 @@ class RayEngine:
                 "(`pip install 'knockout-harness[ray]'`)"
             ) from error
         self._ray: Any = ray
-        self._kind = choose_kind(kind)
         self._closed = False
-        self._began_ray = _join(ray, address, data_parallel or 1)
         self._replicas: list[_Replica] = []
-        self._homes: OrderedDict[Cell, int] = OrderedDict()
-        self._new: deque[Request] = deque()
-        self._deaths: dict[str, int] = {}
-        self._keys: set[str] = set()
         self._done: list[Completion] = []
-        self._lost_in_a_row = self.n_lost = self.n_moved = 0
-        self._places = max_num_seqs or 64
+        self._hang_limit_s, self._start_limit_s = hang_limit_s, start_limit_s
         self._model, self._opener = model, opener
+        kind = choose_kind(kind)
+        self._began_ray = join(ray, address, data_parallel or 1)
         cluster = self._ray.cluster_resources()
         self._tensor = tensor_parallel_size or 1
         on_gpus = self._tensor > 1 or (device is None and cluster.get("GPU", 0) > 0)
         self._gpus = self._tensor if on_gpus else 0
         self._settings = {
-            **settings, "kind": self._kind, "max_num_seqs": max_num_seqs, "device": device,
+            **settings, "kind": kind, "max_num_seqs": max_num_seqs, "device": device,
             "tensor_parallel_size": tensor_parallel_size, "trust_remote_code": trust_remote_code,
         }  # fmt: skip
         if self._tensor > 1:
             options = dict(settings.get("options") or {})
             options.setdefault("distributed_executor_backend", "ray")
             self._settings["options"] = options
+        places = max_num_seqs or 64
         try:
             self.n_engines = engines_that_fit(data_parallel, self._gpus, cluster)
+            own = self._began_ray and not (address or os.environ.get("RAY_ADDRESS"))
+            self._cpus = max(1, int(cluster.get("CPU", 1)) // self.n_engines) if own else 1
+            self._dispatch = Dispatch(self.n_engines, places, limits)
             self._replicas = [self._start() for _ in range(self.n_engines)]
-            self.served = [0] * self.n_engines
-            infos = [self._begin(replica) for replica in self._replicas]
-            _check_alike(infos)
+            info = self._wait_for_all()
             self.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
         except BaseException:
             self.close()
             raise
-        versions = {**infos[0].versions, "ray": str(ray.__version__)}
-        shape = {"data_parallel": self.n_engines, "max_num_seqs": self._places}
+        versions = {**info.versions, "ray": str(ray.__version__)}
+        shape = {"data_parallel": self.n_engines, "max_num_seqs": places}
+        self._first = info
         self.info = replace(
-            infos[0], model=model, versions=versions, settings={**infos[0].settings, **shape}
+            info, model=model, versions=versions, settings={**info.settings, **shape}
         )
 
     @property
     def n_open(self) -> int:
         """Requests added and not yet returned."""
-        return len(self._keys) + len(self._done)
+        return len(self._dispatch.keys) + len(self._done)
+
+    @property
+    def n_lost(self) -> int:
+        """Actors that died so far."""
+        return self._dispatch.n_lost
+
+    @property
+    def n_moved(self) -> int:
+        """Requests that ran away from their cell's engine, because another was idle."""
+        return self._dispatch.n_moved
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """Completions of each engine."""
+        return tuple(self._dispatch.served)
+
+    @property
+    def places(self) -> list[tuple[str, int] | None]:
+        """Where each engine runs: Ray's name of the node and the process id there; None: not up."""
+        return [(r.born.node, r.born.pid) if r.born else None for r in self._replicas]
 
     def add(self, request: Request) -> None:
         """Queues a request: at its cell's engine, or for the first that has room.
@@ -208,24 +212,23 @@ class RayEngine:
         Raises:
             UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
         """
-        check_request(request, self.info, self._keys)
-        self._keys.add(request.key)
-        home = self._homes.get(_cell(request))
-        if home is None:
-            self._new.append(request)
-        else:
-            self._replicas[home].waiting.append(request)
+        check_request(request, self.info, self._dispatch.keys)
+        self._dispatch.add(request)
 
     def step(self) -> list[Completion]:
-        """Hands out what there is room for; returns what finished, after a short wait at most."""
+        """Hands out what there is room for; returns what finished, after a short wait at most.
+
+        Raises:
+            KnockoutError: Every engine died again and again, or a new one is of another kind.
+        """
         self._hand_out()
-        calls = {replica.call: n for n, replica in enumerate(self._replicas) if replica.call}
+        calls = {r.call: n for n, r in enumerate(self._replicas) if r.call is not None}
         if calls and not self._done:
             refs = list(calls)
             self._ray.wait(refs, num_returns=1, timeout=_WAIT_S)
             ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             for ref in ready:
-                self._received(calls[ref])
+                self._receive(calls[ref])
             self._end_hanging()
         done, self._done = self._done, []
         return done
@@ -235,218 +238,126 @@ class RayEngine:
         if self._closed:
             return
         self._closed = True
-        for replica in self._replicas:
-            self._end(replica)
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            for replica in self._replicas:
+                release(self._ray, replica.actor, replica.group)
         self._replicas = []
         if self._began_ray:
             self._ray.shutdown()
 
-    # Handing out ---------------------------------------------------------------------------------
-
     def _hand_out(self) -> None:
         """Gives every idle actor a turn, with as many requests as it has places for."""
         for n, replica in enumerate(self._replicas):
-            if replica.call is not None:
+            if replica.call is not None or replica.born is None:
                 continue
-            batch = self._next_batch(n, replica)
-            replica.running.update((request.key, request) for request in batch)
-            if replica.running:
+            batch = self._dispatch.next_batch(n)
+            if self._dispatch.running(n):
                 replica.call = replica.actor.turn.remote(batch)
                 replica.since = time.monotonic()
 
-    def _next_batch(self, n: int, replica: _Replica) -> list[Request]:
-        if any(self._deaths.get(key, 0) >= _SUSPECT_AFTER for key in replica.running):
-            return []
-        if replica.suspects:
-            # The actor runs empty first, so that nothing else dies with them.
-            return [] if replica.running else self._next_suspects(replica.suspects)
-        batch: list[Request] = []
-        # Some beyond its places, so that one that becomes free is filled inside a turn.
-        free = self._places + self._places // 8 + 1 - len(replica.running)
-        while len(batch) < free and replica.waiting:
-            batch.append(replica.waiting.popleft())
-        while len(batch) < free and self._new:
-            request = self._new.popleft()
-            self._homes[_cell(request)] = n
-            if len(self._homes) > _MOST_HOMES:
-                self._homes.popitem(last=False)
-            batch.append(request)
-        if not batch and len(replica.running) < max(1, self._places // 2):
-            batch = self._taken_from_the_busiest(free)
-        return batch
-
-    def _next_suspects(self, suspects: deque[Request]) -> list[Request]:
-        deaths = self._deaths.get(suspects[0].key, 0)
-        size = max(1, self._places >> 2 * (deaths - _SUSPECT_AFTER + 1))
-        return [suspects.popleft() for _ in range(min(size, len(suspects)))]
-
-    def _taken_from_the_busiest(self, most: int) -> list[Request]:
-        """Half of what waits longest elsewhere: empty places cost more than a cold prefix."""
-        busiest = max(self._replicas, key=lambda replica: len(replica.waiting))
-        n = min(most, math.ceil(len(busiest.waiting) / 2))
-        taken = [busiest.waiting.pop() for _ in range(n)]
-        self.n_moved += n
-        return taken
-
-    # What comes back -----------------------------------------------------------------------------
-
-    def _received(self, n: int) -> None:
+    def _receive(self, n: int) -> None:
         replica = self._replicas[n]
         try:
             answer = self._ray.get(replica.call)
         except self._ray.exceptions.RayError as error:
-            self._replace(n, _reason(error))
+            self._replace(n, last_words(error))
             return
         replica.call = None
-        if not replica.ready:
-            replica.ready, replica.pid = True, answer[1]
+        if isinstance(answer, _Born):
+            _check_alike(self._first, answer.info)
+            replica.born = answer
+            self._dispatch.started(n)
             return
-        for completion in answer:
-            del replica.running[completion.key]
-            self._deaths.pop(completion.key, None)
-            self._keys.discard(completion.key)
-            self._done.append(completion)
-        self.served[n] += len(answer)
-        if answer:
-            self._lost_in_a_row = 0
+        self._dispatch.finished(n, [completion.key for completion in answer])
+        self._done += answer
 
     def _end_hanging(self) -> None:
         for n, replica in enumerate(self._replicas):
-            limit = _HANG_LIMIT_S if replica.ready else _START_LIMIT_S
-            if replica.call is not None and time.monotonic() - replica.since > limit:
-                if not replica.ready and any(other.ready for other in self._replicas):
-                    continue  # its node may come back; the others go on
-                self._replace(n, f"no answer for {limit:g} s")
+            limit = self._hang_limit_s if replica.born else self._start_limit_s
+            if replica.call is None or time.monotonic() - replica.since <= limit:
+                continue
+            if replica.born is None and any(other.born for other in self._replicas):
+                continue  # its node may come back; the others go on
+            self._replace(n, f"no answer for {limit:g} s")
 
     def _replace(self, n: int, reason: str) -> None:
         """Starts another actor in the place of one that died, and has its requests done again."""
         dead = self._replicas[n]
-        self._end(dead)
-        self.n_lost += 1
-        self._lost_in_a_row += 1
+        release(self._ray, dead.actor, dead.group)
         log.warning(
-            "engine %d of %d died (%s); it is replaced and its %d requests are generated again",
-            n + 1, self.n_engines, reason, len(dead.running),
+            "engine %d of %d died (%s); its %d requests are generated again",
+            n + 1, self.n_engines, reason, self._dispatch.running(n),
         )  # fmt: skip
-        if self._lost_in_a_row > _MOST_LOST * self.n_engines:
-            raise KnockoutError(
-                f"{self._lost_in_a_row} engines died one after another without a result: {reason}"
-            )
-        replica = self._replicas[n] = self._start()
-        replica.waiting, replica.suspects = dead.waiting, dead.suspects
-        for key, request in reversed(dead.running.items()):
-            deaths = self._deaths[key] = self._deaths.get(key, 0) + 1
-            if deaths >= _MOST_DEATHS or (deaths > _SUSPECT_AFTER and len(dead.running) == 1):
-                self._give_up(request, reason)
-            elif deaths >= _SUSPECT_AFTER:
-                replica.suspects.appendleft(request)
-            else:
-                replica.waiting.appendleft(request)
-
-    def _give_up(self, request: Request, reason: str) -> None:
-        import numpy as np
-
-        self._keys.discard(request.key)
-        deaths = self._deaths.pop(request.key)
-        self._lost_in_a_row = 0  # one request was to blame
-        self._done.append(
-            Completion(
-                key=request.key, tokens=np.asarray(request.prefix, dtype=np.int32), n_generated=0,
-                finish="error",
-                error=f"{deaths} engines died while it ran, and the last ran little else: {reason}",
-            )
-        )  # fmt: skip
-
-    # Actors --------------------------------------------------------------------------------------
+        for request, deaths in self._dispatch.lost(n):
+            self._done.append(_set_aside(request, deaths, reason))
+        if not self._dispatch.is_given_up(n):
+            self._replicas[n] = self._start()
+            return
+        dead.call = dead.born = None
+        log.warning("engine %d died too often and is not replaced any more", n + 1)
+        if all(self._dispatch.is_given_up(other) for other in range(self.n_engines)):
+            raise KnockoutError(f"engines died again and again without a result: {reason}")
 
     def _start(self) -> _Replica:
         """Asks for an actor; it answers when its engine is up."""
-        ray, group = self._ray, None
-        options: dict[str, Any] = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
-        if self._tensor > 1:
-            from ray.util.placement_group import placement_group
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            # The actor itself takes no GPU: vLLM's workers take them, from the actor's own group.
-            group = placement_group([{"CPU": 1, "GPU": 1}] * self._tensor, strategy="PACK")
-            options = {
-                "num_cpus": 0,
-                "num_gpus": 0,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    group, placement_group_capture_child_tasks=True
-                ),
-            }
-        actor = ray.remote(_Host).options(**options).remote()
+        actor, group = place(self._ray, _Host, self._cpus, self._gpus, self._tensor)
         call = actor.start.remote(self._opener, self._model, self._settings)
         return _Replica(actor, group, call, time.monotonic())
 
-    def _begin(self, replica: _Replica) -> EngineInfo:
+    def _wait_for_all(self) -> EngineInfo:
+        """Waits for the engines; those that do not start are tried again beside the others."""
+        failed: dict[int, KnockoutError] = {}
+        up: list[EngineInfo] = []
+        for n, replica in enumerate(self._replicas):
+            try:
+                replica.born = self._born(replica)
+            except UsageError:
+                raise
+            except KnockoutError as error:
+                failed[n] = error
+                continue
+            up.append(replica.born.info)
+            _check_alike(up[0], up[-1])
+            replica.call = None
+            self._dispatch.started(n)
+        if not up:
+            raise failed[0]
+        for n, failure in failed.items():
+            self._replace(n, str(failure))
+        return up[0]
+
+    def _born(self, replica: _Replica) -> _Born:
         """Waits until an engine is up."""
         ray = self._ray
         try:
-            info, replica.pid = ray.get(replica.call, timeout=_START_LIMIT_S)
+            answer = ray.get(replica.call, timeout=self._start_limit_s)
         except ray.exceptions.GetTimeoutError:
-            raise KnockoutError(f"an engine has not started in {_START_LIMIT_S:g} s") from None
+            raise KnockoutError(f"an engine has not started in {self._start_limit_s:g} s") from None
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, KnockoutError):
                 raise type(cause)(str(cause)) from None
             raise KnockoutError(
-                f"an engine does not start in its actor: {_reason(error)}"
+                f"an engine does not start in its actor: {last_words(error)}"
             ) from None
-        replica.call, replica.ready = None, True
-        assert isinstance(info, EngineInfo)
-        return info
-
-    def _end(self, replica: _Replica) -> None:
-        self._ray.kill(replica.actor)
-        if replica.group is not None:
-            from ray.util.placement_group import remove_placement_group
-
-            remove_placement_group(replica.group)
+        assert isinstance(answer, _Born)
+        return answer
 
 
-def _join(ray: Any, address: str | None, n_engines: int) -> bool:
-    """Connects to a cluster, or starts one here; returns whether it did that or was connected."""
-    if ray.is_initialized():
-        return False
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address is not None or os.environ.get("RAY_ADDRESS"):
-            ray.init(address=address, **quiet)
-        else:
-            ray.init(
-                address="local", include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES,
-                num_cpus=max(n_engines, os.cpu_count() or 1), **quiet,
-            )  # fmt: skip
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise KnockoutError(
-            f"Ray cluster {address or os.environ.get('RAY_ADDRESS') or 'on this machine'}: "
-            f"{error}. Start one with `ray start --head`, or leave the address out"
-        ) from error
-    return True
+def _set_aside(request: Request, deaths: int, reason: str) -> Completion:
+    return Completion(
+        key=request.key, tokens=np.asarray(request.prefix, dtype=np.int32), n_generated=0,
+        finish="error",
+        error=f"{deaths} engines died while it ran, and the last ran little else: {reason}",
+    )  # fmt: skip
 
 
-def _check_alike(infos: list[EngineInfo]) -> None:
+def _check_alike(one: EngineInfo, other: EngineInfo) -> None:
     """Engines that round differently would make results depend on where a cell ran."""
-    for n, info in enumerate(infos):
-        for name in ("kind", "device", "dtype", "runner", "vocab_size", "eos_ids", "versions"):
-            one, other = getattr(infos[0], name), getattr(info, name)
-            if one != other:
-                raise KnockoutError(
-                    f"engines 1 and {n + 1} differ in {name} ({one} and {other}); install the same "
-                    "on every node"
-                )
-
-
-def _cell(request: Request) -> Cell:
-    return request.seed, request.prompt
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of a Ray error that says something."""
-    cause = getattr(error, "cause", None)
-    if cause is not None:
-        return f"{type(cause).__name__}: {cause}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+    for name in ("kind", "device", "dtype", "runner", "vocab_size", "eos_ids", "versions"):
+        first, second = getattr(one, name), getattr(other, name)
+        if first != second:
+            raise KnockoutError(
+                f"two engines differ in {name} ({first} and {second}); install the same on every "
+                "node"
+            )
