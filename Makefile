@@ -2,6 +2,7 @@
 #   make demo    install, then run the embedded sweep and print its verdicts
 #   make test    install, then run every test
 #   make lint    ruff and mypy
+#   make ranges  are the newest versions that pyproject.toml allows the installed ones?
 #   make bench   the measurements in bench/ (long)
 
 PYTHON ?= python3
@@ -15,22 +16,26 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format bench clean browser
+.PHONY: help install demo test test-fast lint ranges format bench clean browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 install: $(INSTALLED)
 
-# uv reads neither pip's settings nor its wheel folders, so they are handed on. Where pip has none,
-# a machine without a GPU takes PyTorch's own CPU builds.
+# uv reads neither pip's settings nor its wheel folders, so they are handed on as "$@". Where pip has
+# none, a machine without a GPU takes PyTorch's own CPU builds.
+define UV_OPTIONS
+links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null | tr '\n' ' ')"; \
+if [ -n "$$links" ]; then set -- $$(for link in $$links; do printf -- '--find-links %s ' "$$link"; done); \
+elif [ "$(EXTRA)" = cpu ]; then set -- --torch-backend cpu; else set --; fi
+endef
+
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"knockout needs Python 3.11 or newer; $(PYTHON) is {v.major}.{v.minor}. Try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null | tr '\n' ' ')"; \
-	if [ -n "$$links" ]; then set -- $$(for link in $$links; do printf -- '--find-links %s ' "$$link"; done); \
-	elif [ "$(EXTRA)" = cpu ]; then set -- --torch-backend cpu; else set --; fi; \
+	@$(UV_OPTIONS); \
 	echo "installing knockout-harness[$(EXTRA),test] into $(VENV)"; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode "$$@" -e '.[$(EXTRA),test]'
 	@rm -f $(VENV)/.installed-*
@@ -56,6 +61,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+ranges: install
+	@$(UV_OPTIONS); $(BIN)/python .ci/ranges.py $(EXTRA) test -- "$$@"
 
 format: install
 	$(BIN)/ruff check --fix .
