@@ -1,6 +1,6 @@
 """A fleet of 1 to 256 engines, simulated: makespan, idle places, stragglers, deaths, moved forks.
 
-Discrete events with the dispatch rules of `knockout.engines.ray` and `knockout.scheduler`: forks go
+Discrete events with the dispatch rules of `knockout.engines.dispatch` and `knockout.scheduler`: forks go
 to the engine that holds their prefix, new cells to the first with room, an engine that is half
 empty with nothing waiting takes half of what waits longest elsewhere, and no more requests are open
 than the engines run. Steps cost what SmolLM2 in float32 cost vLLM on a CPU of two cores: 125 ms
@@ -26,6 +26,8 @@ from bench.machine import write
 PLACES, LOOKAHEAD = 64, 8
 STEP_S, STEP_S_A_REQUEST, PREFILL_S = 0.054, 0.00884, 0.0037
 MEDIAN_TOKENS, SPREAD, MOST_TOKENS, PROMPT = 600.0, 0.8, 4096, 150
+SEEDS, OF_PROBLEM = 8, 0.65
+"""Cells of a problem, and the share of the variance of log lengths that lies between problems."""
 RESTART_S = 120.0
 SIZES = (1, 4, 16, 64, 256)
 
@@ -40,6 +42,7 @@ class Setting:
             from others; below 0 never.
         budget: Requests open at once, as a share of all places.
         anywhere: Forks go to any engine, whose cache holds nothing of them.
+        in_file_order: Cells begin in the order of the benchmark, and not the longest first.
         slow: Share of the engines that are half as fast.
         deaths_per_day: Of each engine; its requests are generated again.
     """
@@ -48,6 +51,7 @@ class Setting:
     steal_below: float = 0.5
     budget: float = 1.0
     anywhere: bool = False
+    in_file_order: bool = False
     slow: float = 0.0
     deaths_per_day: float = 0.0
 
@@ -98,20 +102,30 @@ def simulate(setting: Setting, n_cells: int, forks_a_cell: float, seed: int = 0)
     """Runs one sweep; returns what it took."""
     rng = np.random.default_rng(seed)
 
-    def lengths(n: int) -> np.ndarray:
-        drawn = MEDIAN_TOKENS * np.exp(SPREAD * rng.standard_normal(n))
-        return np.clip(drawn, 8, MOST_TOKENS).astype(int)
+    problem = np.arange(n_cells) // SEEDS
+    effect = rng.standard_normal(problem[-1] + 1)
+
+    def lengths(problem: np.ndarray) -> np.ndarray:
+        noise = rng.standard_normal(len(problem))
+        z = math.sqrt(OF_PROBLEM) * effect[problem] + math.sqrt(1 - OF_PROBLEM) * noise
+        return np.clip(MEDIAN_TOKENS * np.exp(SPREAD * z), 8, MOST_TOKENS).astype(int)
 
     # Requests: baselines first, then each cell's forks. Everything is drawn beforehand, so that
     # all settings do the same work.
-    base = lengths(n_cells)
+    base = lengths(problem)
     n_forks = rng.poisson(forks_a_cell, n_cells)
     home_cell = np.concatenate([np.arange(n_cells), np.repeat(np.arange(n_cells), n_forks)])
     first_fork = n_cells + np.concatenate([[0], np.cumsum(n_forks)])
     share = rng.random(len(home_cell))
     prefix = np.where(np.arange(len(home_cell)) < n_cells, 0, share * base[home_cell]).astype(int)
-    total = np.concatenate([base, lengths(int(n_forks.sum()))])
+    total = np.concatenate([base, lengths(problem[home_cell[n_cells:]])])
     tokens = np.maximum(8, total - prefix)
+    order = np.arange(n_cells)
+    if not setting.in_file_order:
+        of_cell = np.bincount(home_cell, weights=tokens)
+        later = order[order % SEEDS > 0]
+        known = of_cell[problem[later] * SEEDS]
+        order = np.concatenate([order[::SEEDS], later[np.argsort(-known, kind="stable")]])
     speeds = np.where(rng.random(setting.engines) < setting.slow, 0.5, 1.0)
     engines = [Engine(float(s)) for s in speeds]
     budget = round(setting.engines * PLACES * setting.budget) + LOOKAHEAD
@@ -136,7 +150,7 @@ def simulate(setting: Setting, n_cells: int, forks_a_cell: float, seed: int = 0)
                 else:
                     engines[home[int(home_cell[request])]].waiting.append(request)
             elif next_cell < n_cells:
-                new.append(next_cell)
+                new.append(int(order[next_cell]))
                 next_cell += 1
             else:
                 return
@@ -249,6 +263,7 @@ def main(*arguments: str) -> None:
             ("no engine takes from others", Setting(n, steal_below=-1.0)),
             ("only an empty engine takes", Setting(n, steal_below=1 / PLACES)),
             ("forks go anywhere", Setting(n, anywhere=True)),
+            ("cells begin in the benchmark's order", Setting(n, in_file_order=True)),
             ("twice as many requests open", Setting(n, budget=2.0)),
             ("a tenth of the engines half as fast", Setting(n, slow=0.1)),
             ("each engine dies once in five days", Setting(n, deaths_per_day=0.2)),
