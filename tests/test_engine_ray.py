@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_runs import sweep_file
+from conftest import Command
 from test_scheduler import SAMPLED, WordGrader, a_ledger, a_plan, dump, work
 from words import word_model
 
@@ -87,13 +89,22 @@ def engine(cluster: Any, model: str) -> Iterator[RayEngine]:
     engine.close()
 
 
+def test_the_command_line_hands_the_address_on(tmp_path: Path, knockout: Command) -> None:
+    # Before anything here connects: a connection that is there already would be used.
+    code, _, err = knockout(
+        "run", sweep_file(tmp_path, 2), "--out", tmp_path / "run", "--ray", "somewhere"
+    )
+    assert code == 2
+    assert "engine.ray is 'somewhere'; expected auto, HOST:PORT" in err
+
+
 def nodes(engine: RayEngine) -> set[str]:
-    return {place[0] for place in engine.places if place}
+    return {place[0] for place in engine.locations if place}
 
 
 def all_up(engine: RayEngine) -> None:
     give_up = time.monotonic() + LONG_S
-    while None in engine.places:
+    while None in engine.locations:
         assert time.monotonic() < give_up
         engine.step()
 
@@ -139,7 +150,7 @@ def test_an_actor_killed_in_the_middle_is_replaced(
     engine: RayEngine, local: Rows, tmp_path: Path
 ) -> None:
     all_up(engine)
-    lost, before = engine.n_lost, list(engine.places)
+    lost, before = engine.n_lost, list(engine.locations)
     assert before[0] is not None
 
     def kill() -> None:
@@ -148,8 +159,8 @@ def test_an_actor_killed_in_the_middle_is_replaced(
     assert run_and_disturb(engine, tmp_path, kill) == local
     all_up(engine)
     assert engine.n_lost == lost + 1
-    assert engine.places[0] != before[0]
-    assert engine.places[1] == before[1]
+    assert engine.locations[0] != before[0]
+    assert engine.locations[1] == before[1]
 
 
 def test_too_large_a_request_is_refused_in_seconds(engine: RayEngine, model: str) -> None:
@@ -275,7 +286,7 @@ def test_a_node_that_dies_in_the_middle_is_survived(
 ) -> None:
     all_up(engine)
     assert len(nodes(engine)) == 2
-    lost, doomed = engine.n_lost, engine.places[1]
+    lost, doomed = engine.n_lost, engine.locations[1]
     assert doomed is not None
     node = next(node for node in cluster.worker_nodes if node.node_id == doomed[0])
 

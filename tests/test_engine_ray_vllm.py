@@ -36,8 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_vllm_in_an_actor_makes_the_ledger_of_one_in_this_process(
-    model: str, tmp_path: Path
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     plan, rows, infos = a_plan(), [], []
     for place in ({"kind": "vllm"}, {"kind": "ray", "data_parallel": 1}):
         engine: Any = open_engine(model, **place, **SETTINGS)

@@ -202,7 +202,7 @@ class RayEngine:
         return tuple(self._dispatch.served)
 
     @property
-    def places(self) -> list[tuple[str, int] | None]:
+    def locations(self) -> list[tuple[str, int] | None]:
         """Where each engine runs: Ray's name of the node and the process id there; None: not up."""
         return [(r.born.node, r.born.pid) if r.born else None for r in self._replicas]
 
@@ -285,8 +285,9 @@ class RayEngine:
         dead = self._replicas[n]
         release(self._ray, dead.actor, dead.group)
         log.warning(
-            "engine %d of %d died (%s); its %d requests are generated again",
-            n + 1, self.n_engines, reason, self._dispatch.running(n),
+            "engine %d of %d%s died (%s); its %d requests are generated again",
+            n + 1, self.n_engines, f" on node {dead.born.node[:8]}" if dead.born else "", reason,
+            self._dispatch.running(n),
         )  # fmt: skip
         for request, deaths in self._dispatch.lost(n):
             self._done.append(_set_aside(request, deaths, reason))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -114,19 +116,24 @@ def patiently(ray: Any, start: Callable[[], T], pause_s: float = _PAUSE_S) -> T:
     Raises:
         KnockoutError: No try succeeded.
     """
-    for attempt in range(1, _START_TRIES + 1):
-        before = _processes(ray)
-        try:
-            return start()
-        except Exception as error:  # Ray raises all kinds, Exception itself among them
-            ray.shutdown()
-            _end_processes(ray, before)
-            if attempt == _START_TRIES:
-                raise KnockoutError(
-                    f"Ray does not start on this machine in {attempt} tries: {_first_line(error)}. "
-                    "Its logs are in /tmp/ray/session_latest/logs (raylet.err says most)"
-                ) from error
-            log.warning("Ray did not start (%s); trying again", _first_line(error))
+    with warnings.catch_warnings():
+        # Python notes that processes of a failed try were left running; they are ended below.
+        warnings.simplefilter("ignore", ResourceWarning)
+        for attempt in range(1, _START_TRIES + 1):
+            before = _processes(ray)
+            try:
+                return start()
+            except Exception as error:  # Ray raises all kinds, Exception itself among them
+                ray.shutdown()
+                _end_processes(ray, before)
+                reason = _first_line(error)
+                if attempt == _START_TRIES:
+                    raise KnockoutError(
+                        f"Ray does not start on this machine in {attempt} tries: {reason}. "
+                        "Its logs are in /tmp/ray/session_latest/logs (raylet.err says most)"
+                    ) from error
+            gc.collect()
+            log.warning("Ray did not start (%s); trying again", reason)
             time.sleep(pause_s * attempt)
     raise AssertionError
 
