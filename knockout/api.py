@@ -72,7 +72,7 @@ class Sweep(_Sweep):
             KnockoutError: The engine failed; what had finished is kept.
             Interrupted: It was stopped; what had finished is kept.
         """
-        from knockout.cli_common import quiet_libraries
+        from knockout.cli.common import quiet_libraries
 
         quiet_libraries()
         from knockout.run import run_sweep

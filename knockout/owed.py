@@ -157,7 +157,7 @@ def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
         first = whole[at].pop(0)
         yield Owed(first, this.active[first.benchmark])
     # What is not in the ledger by now is still running, so it is long.
-    lengths = {at: np.inf for at in whole} | ledger.mean_tokens()
+    lengths = dict.fromkeys(whole, np.inf) | ledger.mean_tokens()
     for at in _longest_first(whole, lengths):
         for key in whole[at]:
             yield Owed(key, this.active[key.benchmark])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 from typer.testing import CliRunner
 
-from knockout.cli_training import geometry as command
+from knockout.cli.training import geometry as command
 from knockout.errors import UsageError
 from knockout.geometry import GradientSums, choose_types, kl_gradient
 from knockout.mining.shards import Shard, write_shard

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from knockout import cli_mine
+from knockout.cli.mine import mine as mine_command
+from knockout.cli.mine import orthogonality
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.lists import read_list
@@ -163,8 +164,8 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     app = typer.Typer()
-    app.command()(cli_mine.mine)
-    app.command()(cli_mine.orthogonality)
+    app.command()(mine_command)
+    app.command()(orthogonality)
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{i}", "prompt": f"w{3 + i} w4 w5"} for i in range(8)]
     prompts.write_text("\n".join(json.dumps(r) for r in rows))
@@ -239,7 +240,7 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
 
 def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(cli_mine.mine)
+    app.command()(mine_command)
     command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]
     command += ["--benchmark", "knockout_starter_arithmetic", "--limit", "3", "--min-count", "1"]
     command += ["--by", "rock_score"]
@@ -255,7 +256,7 @@ def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path)
 
 def test_too_few_occurrences_say_what_to_do(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(cli_mine.mine)
+    app.command()(mine_command)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt_ids": [4, 5]}\n')
     command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]

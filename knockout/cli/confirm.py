@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knockout.cli_common import (
+from knockout.cli.common import (
     Json,
     RunDirectory,
     one_of,

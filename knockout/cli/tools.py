@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from knockout.cli_common import Json, print_json, print_table, quiet_libraries
+from knockout.cli.common import Json, print_json, print_table, quiet_libraries
 
 __all__ = ["candidates", "doctor", "grade"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from knockout.cli_common import quiet_libraries
+from knockout.cli.common import quiet_libraries
 from knockout.errors import UsageError
 
 __all__ = ["PASS_ON", "export_lm_eval", "lm_eval"]

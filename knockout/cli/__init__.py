@@ -10,18 +10,18 @@ from typing import Annotated
 
 import typer
 
-from knockout import (
-    cli_archive,
-    cli_confirm,
-    cli_lm_eval,
-    cli_mine,
-    cli_plan,
-    cli_report,
-    cli_run,
-    cli_tools,
-    cli_training,
-)
 from knockout._version import __version__
+from knockout.cli import (
+    archive,
+    confirm,
+    lm_eval,
+    mine,
+    plan,
+    report,
+    run,
+    tools,
+    training,
+)
 from knockout.errors import KnockoutError
 
 __all__ = ["app", "main"]
@@ -35,26 +35,26 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    cli_run.run,
-    cli_run.demo,
-    cli_run.status,
-    cli_run.verdicts,
-    cli_report.report,
-    cli_report.view,
-    cli_run.export,
-    cli_archive.export_run,
-    cli_archive.import_run,
-    cli_plan.plan,
-    cli_confirm.confirm,
-    cli_tools.grade,
-    cli_tools.candidates,
-    cli_mine.mine,
-    cli_mine.orthogonality,
-    cli_training.geometry,
-    cli_tools.doctor,
+    run.run,
+    run.demo,
+    run.status,
+    run.verdicts,
+    report.report,
+    report.view,
+    run.export,
+    archive.export_run,
+    archive.import_run,
+    plan.plan,
+    confirm.confirm,
+    tools.grade,
+    tools.candidates,
+    mine.mine,
+    mine.orthogonality,
+    training.geometry,
+    tools.doctor,
 ):
     app.command()(command)
-app.command("lm-eval", context_settings=cli_lm_eval.PASS_ON)(cli_lm_eval.lm_eval)
+app.command("lm-eval", context_settings=lm_eval.PASS_ON)(lm_eval.lm_eval)
 
 
 class _State:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knockout.cli_common import (
+from knockout.cli.common import (
     Json,
     RunDirectory,
     Sets,
@@ -20,7 +20,7 @@ from knockout.cli_common import (
     print_pairs,
     quiet_libraries,
 )
-from knockout.cli_lm_eval import export_lm_eval
+from knockout.cli.lm_eval import export_lm_eval
 from knockout.errors import KnockoutError, UsageError
 
 __all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knockout.cli_common import Json, RunDirectory, print_json, print_pairs
+from knockout.cli.common import Json, RunDirectory, print_json, print_pairs
 
 __all__ = ["export_run", "import_run"]
 
