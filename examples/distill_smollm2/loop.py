@@ -150,8 +150,9 @@ def main() -> None:
     )  # fmt: skip
 
     exported = ("export", out / "sweep", "--freeze-list", rocks, "--format", "ids")
-    neutral = json.loads(knockout(*exported))
-    frozen = neutral or json.loads(knockout(*exported, "--keep-undetermined"))
+    decided = json.loads(knockout(*exported))
+    # With few problems it can be that no rock is decided on; then the arm freezes undetermined ones.
+    frozen = decided or json.loads(knockout(*exported, "--keep-undetermined"))
     (out / "freeze.json").write_text(json.dumps(frozen) + "\n", encoding="utf-8")
     pillars = json.loads(knockout("export", out / "sweep", "--verdict", "strong_pillar"))
 
@@ -186,7 +187,7 @@ def main() -> None:
             if training.exists():
                 found |= json.loads(training.read_text(encoding="utf-8"))
             results.setdefault(name, []).append(found)
-    report(args, out, results, frozen=frozen, neutral=neutral, pillars=pillars)
+    report(args, out, results, frozen=frozen, decided=decided, pillars=pillars)
     say(f"done: {out / 'report.md'}")
 
 

@@ -20,7 +20,7 @@ def report(
     results: Results,
     *,
     frozen: Sequence[int],
-    neutral: Sequence[int],
+    decided: Sequence[int],
     pillars: Sequence[int],
 ) -> None:
     """Writes report.json and report.md: a row per arm.
@@ -41,14 +41,14 @@ def report(
         for k, v in vars(args).items()
         if k not in {"out", "prompts"}
     }
-    lists = {"frozen": list(frozen), "neutral": list(neutral), "pillars": list(pillars)}
+    lists = {"frozen": list(frozen), "decided": list(decided), "pillars": list(pillars)}
     stages = json.loads((out / "stages.json").read_text(encoding="utf-8"))
     whole = {"settings": settings, **lists, "seconds": stages, "table": table, "results": results}
     (out / "report.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     told = f"{len(frozen)} of {args.rocks} rocks frozen, " + (
-        "all of them neutral by the sweep's verdicts"
-        if neutral
-        else "all of them undetermined, as the sweep found none neutral"
+        "none of them a pillar or undetermined"
+        if decided
+        else "all of them undetermined, as the sweep decided on none"
     )
     told += f"; {len(pillars)} pillars kept. Wall time {sum(stages.values()) / 60:.0f} minutes."
     text = "\n".join([*lines, "", told, "", f"Settings: `{json.dumps(settings)}`"])
