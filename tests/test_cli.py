@@ -176,15 +176,17 @@ def test_killed_and_resumed_equals_undisturbed(
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     finished: Path, sweep: Path, tmp_path: Path, knockout: Command
 ) -> None:
-    out = tmp_path / "run"
-    process = start("run", sweep, "--out", out)
-    wait_for_cells(out, 1)
-    process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
+    for attempt in range(5):  # on a busy machine the run can be over before it is caught
+        out = tmp_path / f"run{attempt}"
+        process = start("run", sweep, "--out", out)
+        wait_for_cells(out, 1)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+        if not json.loads((out / "summary.json").read_text())["complete"]:
+            break
     assert process.returncode == 130, errors
     assert "go on with: knockout run" in errors
     assert "Traceback" not in errors + printed
-    assert json.loads((out / "summary.json").read_text())["complete"] is False
     code, text, _ = knockout("status", out, "--json")
     assert (code, json.loads(text)["complete"]) == (0, False)
     assert knockout("run", sweep, "--out", out)[0] == 0
