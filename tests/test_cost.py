@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.integrate import trapezoid
 
 from knockout.cost import cost_from_frequency, cost_from_trajectories, rates_of
 
@@ -44,7 +45,7 @@ def test_moved_supports_come_at_a_constant_rate_before_the_first_pick() -> None:
             hazard = rates[c] * moves / max(n, 1)
             # The start's survival function, integrated numerically.
             t = np.linspace(0, first, 20001)
-            start = np.trapezoid(np.exp(-hazard * t), t) if first else 0.0
+            start = trapezoid(np.exp(-hazard * t), t) if first else 0.0
             forks += 1.0 if len(where) else 1 - np.exp(-hazard * n)
             tokens += n - start
         assert cost.forks[c] == pytest.approx(forks / 6, abs=1e-9)
