@@ -238,8 +238,8 @@ class RayEngine:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            for replica in self._replicas:
+        for replica in self._replicas:
+            with contextlib.suppress(Exception):  # the cluster may be gone
                 release(self._ray, replica.actor, replica.group)
         self._replicas = []
         if self._began_ray:
