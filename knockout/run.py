@@ -130,14 +130,18 @@ def _rounds(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> I
     return race_rounds(prepared.plan, ledger, sweep.verdict, sweep.adaptive, hours)
 
 
+def _nothing_owed(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> bool:
+    rounds = _rounds(prepared, ledger, hours)
+    return not any(next(owed(prepared.plan, ledger, this), None) for this in rounds)
+
+
 def _work(prepared: Prepared, ledger: Ledger) -> bool:
     """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
 
     def hours_so_far() -> float:
         return float(ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]) / 3600
 
-    rounds = _rounds(prepared, ledger, hours_so_far)
-    if not any(next(owed(prepared.plan, ledger, this), None) for this in rounds):
+    if _nothing_owed(prepared, ledger, hours_so_far):
         log.info("nothing is left to generate")
         return True
     from knockout.grading.pool import GraderPool
@@ -183,7 +187,10 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
                 sweep.engine.max_num_seqs * getattr(engine, "n_engines", 1), observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
-                return scheduler.run(_rounds(prepared, ledger, hours))
+                # Who stops it while the last grade is written has stopped nothing.
+                return scheduler.run(_rounds(prepared, ledger, hours)) or _nothing_owed(
+                    prepared, ledger, hours
+                )
     finally:
         note_time()
         engine.close()

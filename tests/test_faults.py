@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from child_runs import begin, dump, fork_server, sweep_file
+from conftest import Command
 from test_scheduler import WordGrader, a_ledger, a_plan, work
 from test_scheduler import dump as rows_of
 from words import word_model
@@ -24,7 +25,9 @@ from words import word_model
 from knockout.engines.base import Completion, Request
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError
+from knockout.jobs import Snapshot
 from knockout.owed import owed
+from knockout.progress import Display
 from knockout.scheduler import Scheduler
 from knockout.store import Ledger, totals
 
@@ -206,6 +209,26 @@ def test_ctrl_c_twice_stops_at_once(
     assert "Traceback" not in said(out)
     assert finish(context, sweep, out) == 0, said(out)
     assert dump(out) == dump(undisturbed[0])
+
+
+def test_ctrl_c_in_the_last_moment_stops_nothing(
+    sweep: Path, undisturbed: tuple[Path, float], tmp_path: Path,
+    knockout: Command, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    observe = Display.observe
+    interrupted = []
+
+    def interrupt(display: Display, snapshot: Snapshot) -> None:
+        observe(display, snapshot)
+        left = snapshot.waiting + snapshot.running + snapshot.grading
+        if snapshot.cells == N_CELLS and not left and not interrupted:
+            interrupted.append(signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(Display, "observe", interrupt)
+    code, _, err = knockout("run", sweep, "--out", tmp_path / "run")
+    assert interrupted
+    assert code == 0, err
+    assert dump(tmp_path / "run") == dump(undisturbed[0])
 
 
 def _has_a_cell(out: Path) -> bool:
