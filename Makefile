@@ -15,6 +15,9 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 # Idle OpenMP threads sleep instead of spinning: on few or shared cores spinning costs several times.
 export OMP_WAIT_POLICY ?= passive
 
+# Two test modules at a time; an engine starts once a module.
+IN_PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint ranges format bench clean browser
 
@@ -52,10 +55,10 @@ browser:
 	echo "no Chromium found or installed: the browser tests will be skipped"
 
 test: install browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not engine'
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m 'not engine'
 
 lint: install
 	$(BIN)/ruff check .
