@@ -97,6 +97,8 @@ class EngineSettings(_Model):
     with `kind: ray` for as many as there are GPUs for."""
     ray: Text | None = handling(None)
     """Address of a Ray cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; null starts one here."""
+    hang_limit_s: Annotated[Number, Field(gt=0)] | None = handling(None)
+    """Seconds after which an engine in an actor that shows no sign of life is replaced; null: 900."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
     max_model_len: Count | None = outputs(None)

@@ -180,7 +180,7 @@ def test_engines_that_do_not_start_say_why_and_free_their_gpus(
     engine: RayEngine, model: str
 ) -> None:
     with pytest.raises(UsageError, match="only vLLM has this"):
-        RayEngine(model, data_parallel=2, tensor_parallel_size=2, kind="transformers")
+        open_engine(model, kind="transformers", data_parallel=2, tensor_parallel_size=2)
     give_up = time.monotonic() + LONG_S
     while ray.available_resources().get("GPU") != 4.0:
         assert time.monotonic() < give_up
@@ -233,7 +233,7 @@ def faulty(engine: RayEngine, model: str, fault: Path) -> Iterator[RayEngine]:
     """One engine that may die, and is suspicious after one death instead of two: it saves time."""
     opener = functools.partial(Faulty, fault=fault)
     faulty = RayEngine(
-        model, data_parallel=1, opener=opener, hang_limit_s=10, limits=Limits(suspect_after=1),
+        model, opener, data_parallel=1, hang_limit_s=10, limits=Limits(suspect_after=1),
         **SETTINGS,
     )  # fmt: skip
     yield faulty

@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, Any] = {
     "urls": None,
     "data_parallel": None,
     "ray": None,
+    "hang_limit_s": None,
     "options": {},
 }
 _VLLM_ONLY = (
@@ -73,7 +74,7 @@ def open_engine(
         settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
             `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
             `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager`, `urls`,
-            `data_parallel`, `ray` and `options` (see `config.EngineSettings`).
+            `data_parallel`, `ray`, `hang_limit_s` and `options` (see `config.EngineSettings`).
             A missing one keeps the engine's own default.
         seed: The engine's own; the noise of requests comes from their own seeds.
         trust_remote_code: Whether code that comes with the model may run; also an entry of
@@ -98,6 +99,7 @@ def open_engine(
     given.update(trust_remote_code=trust_remote_code, cache_dir=cache_dir, options=options)
     if asked == "ray" or address is not None or (n_engines or 1) > 1:
         return _open_ray(model, kind, n_engines, address, seed, given)
+    given.pop("hang_limit_s", None)
     if kind == "server":
         return _open_server(model, given)
     if "urls" in given:
@@ -148,4 +150,6 @@ def _open_ray(
         )
     from knockout.engines.ray import RayEngine
 
-    return RayEngine(model, kind=kind, data_parallel=n_engines, address=address, seed=seed, **given)
+    return RayEngine(
+        model, open_engine, kind=kind, data_parallel=n_engines, address=address, seed=seed, **given
+    )

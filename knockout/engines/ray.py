@@ -20,7 +20,6 @@ import numpy as np
 from knockout.engines.base import Completion, Engine, EngineInfo, Request
 from knockout.engines.dispatch import Dispatch, Limits
 from knockout.engines.models import load_tokenizer
-from knockout.engines.open import choose_kind, open_engine
 from knockout.engines.ray_cluster import engines_that_fit, join, last_words, place, release
 from knockout.engines.trajectory import check_request
 from knockout.errors import KnockoutError, UsageError
@@ -97,6 +96,7 @@ class RayEngine:
     def __init__(
         self,
         model: str,
+        opener: Opener,
         *,
         kind: str = "auto",
         data_parallel: int | None = None,
@@ -105,7 +105,6 @@ class RayEngine:
         tensor_parallel_size: int | None = None,
         device: str | None = None,
         trust_remote_code: bool = False,
-        opener: Opener = open_engine,
         hang_limit_s: float = 900.0,
         start_limit_s: float = 1800.0,
         limits: Limits | None = None,
@@ -115,6 +114,8 @@ class RayEngine:
 
         Args:
             model: Name, folder or hub name; a folder must be at the same place on every node.
+            opener: What makes an engine in an actor: `open_engine`, or one that can be pickled and
+                takes the same arguments.
             kind: Of the engines: "auto", "vllm" or "transformers".
             data_parallel: Number of engines; as many as there are GPUs for by default.
             address: Of a cluster ("auto", "HOST:PORT", "ray://HOST:PORT"); by default the one that
@@ -123,12 +124,11 @@ class RayEngine:
             tensor_parallel_size: GPUs of one engine.
             device: "cpu" keeps transformers engines away from the cluster's GPUs.
             trust_remote_code: Whether code that comes with the model may run.
-            opener: What makes an engine in an actor.
             hang_limit_s: Seconds after which an engine that gives no sign of life is replaced. A
                 healthy one answers after a step or a quarter of a second, whichever is longer.
             start_limit_s: Seconds that an engine may take to start, waiting for room included.
             limits: What dying engines are held against.
-            **settings: Further arguments of `open_engine`.
+            **settings: Further arguments of `opener`.
 
         Raises:
             UsageError: The cluster is too small, or a setting is wrong.
@@ -148,7 +148,6 @@ class RayEngine:
         self._done: list[Completion] = []
         self._hang_limit_s, self._start_limit_s = hang_limit_s, start_limit_s
         self._model, self._opener = model, opener
-        kind = choose_kind(kind)
         self._began_ray = join(ray, address, data_parallel or 1)
         cluster = self._ray.cluster_resources()
         self._tensor = tensor_parallel_size or 1
