@@ -5,6 +5,7 @@ cells. The model is so small that everything around it shows. What the scheduler
 when a trajectory ends, so its share depends on how long those are.
 
     python -m bench soak [--cells 20000] [--max-tokens 96]
+    python -m bench soak --model smollm2-135m --cells 128 --max-tokens 64   # the share beside a real model
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from bench.machine import write
 from knockout.candidates import Candidate
 from knockout.engines.base import Completion, Request
+from knockout.engines.models import resolve_model
 from knockout.engines.transformers import TransformersEngine
 from knockout.grading.graders import IfevalGrader
 from knockout.grading.pool import GraderPool
@@ -106,6 +108,7 @@ def main(*arguments: str) -> None:
     """Runs it and writes what was seen."""
     parser = argparse.ArgumentParser(prog="python -m bench soak")
     parser.add_argument("--cells", type=int, default=20_000)
+    parser.add_argument("--model", help="Instead of the tiny random one; writes soak_MODEL.json.")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--seconds", type=float, default=3600.0, help="Stop here; it is recorded.")
     given = parser.parse_args(arguments)
@@ -121,7 +124,7 @@ def main(*arguments: str) -> None:
     me = psutil.Process()
     idle = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        model = word_model(Path(folder) / "model")
+        model = resolve_model(given.model) if given.model else word_model(Path(folder) / "model")
         engine = Timed(TransformersEngine(str(model), dtype="float32", max_num_seqs=N_RUNNING))
         ledger = Ledger.create(
             Path(folder) / "run.db", {}, plan.candidates, [BenchmarkRow("b", "m", N_SEEDS, "f")],
@@ -197,7 +200,7 @@ def main(*arguments: str) -> None:
         "points": points,
     }
     print({key: value for key, value in found.items() if key != "points"})
-    write("soak", found)
+    write(f"soak_{given.model}" if given.model else "soak", found)
 
 
 if __name__ == "__main__":
