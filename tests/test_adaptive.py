@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from conftest import Command
 from test_scheduler import WordGrader, a_ledger, a_plan, dump
 from words import word_model, word_task
 
-from knockout import cli
 from knockout.candidates import Candidate
 from knockout.config import Adaptive, VerdictRule
 from knockout.confirm import derive
@@ -311,22 +310,7 @@ def test_failures_before_a_decision_cannot_be_tried_again(tmp_path: Path) -> Non
         assert totals(ledger).cells == 0
 
 
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["knockout", *map(str, arguments)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as error:
-        code = int(error.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_the_command_line_races(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_races(tmp_path: Path, knockout: Command) -> None:
     word_model(tmp_path / "model")
     word_task(tmp_path, 16)
     content = {
@@ -341,7 +325,7 @@ def test_the_command_line_races(
     }
     sweep, out = tmp_path / "sweep.yaml", tmp_path / "run"
     sweep.write_text(yaml.safe_dump(content))
-    code, _, errors = call(monkeypatch, capsys, "run", sweep, "--out", out)
+    code, _, errors = knockout("run", sweep, "--out", out)
     assert code == 0, errors
     summary = json.loads((out / "summary.json").read_text())
     race = summary["race"]
@@ -352,23 +336,19 @@ def test_the_command_line_races(
     rows = json.loads((out / "verdicts.json").read_text())
     when = {row["candidate"]: row["settled_round"] for row in rows if row["settled_round"]}
     assert when == {one["candidate"]: one["settled_round"] for one in race["settled"]}
-    code, text, _ = call(monkeypatch, capsys, "status", out)
+    code, text, _ = knockout("status", out)
     assert (code, "race" in text, "equivalent" in text) == (0, True, True)
-    code, text, _ = call(monkeypatch, capsys, "verdicts", out)
+    code, text, _ = knockout("verdicts", out)
     assert (code, " round" in text) == (0, True)
     # The rule is part of what a race is, budgets are not.
-    code, _, errors = call(
-        monkeypatch, capsys, "run", sweep, "--out", out, "--set", "verdict.alpha=0.1"
-    )
+    code, _, errors = knockout("run", sweep, "--out", out, "--set", "verdict.alpha=0.1")
     assert (code, "racing.alpha: 0.05 there, 0.1 here" in errors) == (2, True)
     before = (out / "verdicts.json").read_bytes()
-    code, _, errors = call(
-        monkeypatch, capsys, "run", sweep, "--out", out, "--set", "adaptive.max_tokens=200000"
-    )
+    code, _, errors = knockout("run", sweep, "--out", out, "--set", "adaptive.max_tokens=200000")
     assert (code, (out / "verdicts.json").read_bytes() == before) == (0, True), errors
     # The resolved sweep of a run directory is enough to make the run again.
     again = tmp_path / "elsewhere" / "again"
-    code, _, errors = call(monkeypatch, capsys, "run", out / "config.yaml", "--out", again)
+    code, _, errors = knockout("run", out / "config.yaml", "--out", again)
     assert code == 0, errors
     with Ledger.open(out / "run.db") as one, Ledger.open(again / "run.db") as other:
         assert dump(one) == dump(other)

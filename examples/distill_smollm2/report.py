@@ -50,6 +50,9 @@ def report(
         if decided
         else "all of them undetermined, as the sweep decided on none"
     )
+    if "freeze" in results:
+        mean, half = difference(results["freeze"], results["random"])
+        told += f"; `freeze` minus `random` {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
     told += f"; {len(pillars)} pillars kept. Wall time {sum(stages.values()) / 60:.0f} minutes."
     text = "\n".join([*lines, "", told, "", f"Settings: `{json.dumps(settings)}`"])
     (out / "report.md").write_text(text + "\n", encoding="utf-8")
@@ -72,11 +75,17 @@ def row(name: str, runs: list[dict[str, Any]], reference: list[dict[str, Any]]) 
             np.mean([r["train_s"] / len(r["history"]["frozen_share"]) for r in runs])
         )
     if runs is not reference:
-        other = np.array([run["held_out_kl"] for run in reference])
-        difference = kl.mean(axis=(0, 1)) - other.mean(axis=(0, 1))  # (prompts,)
-        half = stats.sem(difference) * stats.t.ppf(0.975, len(difference) - 1)
-        found["minus_all"] = [float(difference.mean()), float(half)]
+        found["minus_all"] = difference(runs, reference)
     return found
+
+
+def difference(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[float]:
+    """Mean difference in held-out KL over prompts, and half the width of its 95 % interval."""
+    kl, other = (
+        np.array([run["held_out_kl"] for run in arm]).mean(axis=(0, 1)) for arm in (runs, others)
+    )
+    half = stats.sem(kl - other) * stats.t.ppf(0.975, len(kl) - 1)
+    return [float((kl - other).mean()), float(half)]
 
 
 def shown(row: dict[str, Any]) -> list[str]:
