@@ -9,9 +9,12 @@ import resource
 import signal
 import socket
 import sqlite3
+import sys
 import time
 import zlib
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,6 +250,37 @@ def test_a_failed_commit_leaves_nothing(tmp_path: Path) -> None:
             ledger.commit([cell(CellKey(0, 1, 0), (-1, -1, -1)), cell(key, (2, -1, -1))])
         assert ledger.decided()[0] == [key]
         ledger.commit([cell(CellKey(0, 1, 0), (-1, -1, -1))])
+
+
+def test_an_interrupt_anywhere_leaves_the_ledger_usable(tmp_path: Path) -> None:
+    with new_ledger(tmp_path) as ledger:
+        session = ledger.add_session("2026-01-01", "host", 1)
+        interrupted = 0
+        for moment in range(1, 101):
+            left = moment
+
+            def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+                nonlocal left, interrupted
+                left -= 1
+                if left == 0:
+                    interrupted += 1
+                    raise KeyboardInterrupt
+                return interrupt
+
+            kept = None  # a traceback keeps what it passed through alive, as in a real interrupt
+            sys.settrace(interrupt)
+            try:
+                ledger.set_wall(session, moment)
+            except KeyboardInterrupt as error:
+                kept = error
+            finally:
+                sys.settrace(None)
+            ledger.set_wall(session, -moment)
+            assert ledger.query("SELECT wall_s FROM session") == [(-moment,)]
+            del kept
+            ledger.set_wall(session, 0)
+            assert ledger.query("SELECT wall_s FROM session") == [(0,)]
+        assert 20 < interrupted < 100  # all of it was tried
 
 
 def _fill_until_refused(folder: Path, answers: multiprocessing.Queue) -> None:

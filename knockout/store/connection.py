@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from knockout.errors import KnockoutError
 from knockout.store.lock import filesystem_of, is_network
@@ -34,18 +35,35 @@ def set_journal(db: sqlite3.Connection, path: Path) -> str:
     return mode
 
 
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All that is written inside is there, or nothing of it."""
-    # IMMEDIATE takes the write lock at once; a deferred one can fail half-way despite a timeout.
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield db
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+class transaction:
+    """All that is written inside is there, or nothing of it. Transactions do not nest.
+
+    Not a generator: an interrupt between two of its lines would leave that suspended, and when it
+    was collected it would undo whatever transaction was open by then.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> sqlite3.Connection:
+        if self._db.in_transaction:  # begun when an interrupt came, before its body was entered
+            self._db.execute("ROLLBACK")
+        # IMMEDIATE takes the write lock at once; a deferred one can fail half-way despite a timeout.
+        self._db.execute("BEGIN IMMEDIATE")
+        return self._db
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
 
 @contextmanager
