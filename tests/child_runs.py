@@ -93,7 +93,12 @@ def _run(sweep: Path, out: Path, limit_bytes: int | None) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
     sys.argv = ["knockout", "run", str(sweep), "--out", str(out)]
-    cli.main()
+    try:
+        cli.main()
+    except KeyboardInterrupt:  # a signal as the command was ending; a process of its own ends so
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def dump(out: Path) -> dict[str, list[tuple[Any, ...]]]:
