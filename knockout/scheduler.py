@@ -313,7 +313,7 @@ class Scheduler:
     def _collect_grades(self) -> None:
         try:
             grades = self.grader.poll()
-        except KnockoutError:
+        except Exception:  # whatever it is, what had finished is kept
             self._commit()
             raise
         for key, grade in grades:

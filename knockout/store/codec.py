@@ -24,8 +24,7 @@ def pack_ids(ids: NDArray[np.int32]) -> bytes:
     """Compresses token ids (T,).
 
     Words of 16 bits keep what text repeats whole, so zlib finds it; ids of larger vocabularies add
-    a byte each, mostly 0 since common tokens have low ids. On maths texts of 3,072 tokens: 0.92
-    bytes a token, or 1.06 with ids up to 150,000.
+    a byte each, mostly 0 since common tokens have low ids.
     """
     whole = np.ascontiguousarray(ids, dtype="<i4")
     top = int(whole.view("<u4").max(initial=0))
