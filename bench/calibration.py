@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from knockout.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import CandidateInfo, GradeCube
 from knockout.stats.interval import mean_interval
 from knockout.stats.multiplicity import adjust_bh, adjust_holm
 from knockout.stats.paired import Pairs, pair, tally_cells, tally_problems
@@ -512,7 +512,7 @@ def _dropping(
 
 def speed() -> Iterator[Row]:
     """Grades to table at 200 candidates × 1,131 problems × 16 seeds, five benchmarks and pooled."""
-    from knockout.verdicts import build_verdicts
+    from knockout.verdicts.table import build_verdicts
 
     rng = np.random.default_rng(0)
     infos = tuple(CandidateInfo(f"c{i}", (i,)) for i in range(200))

@@ -1,6 +1,6 @@
 """A fleet of 1 to 256 engines, simulated: makespan, idle places, stragglers, deaths, moved forks.
 
-Discrete events with the dispatch rules of `knockout.engines.dispatch` and `knockout.scheduler`: forks go
+Discrete events with the dispatch rules of `knockout.engines.dispatch` and `knockout.sweep.scheduler`: forks go
 to the engine that holds their prefix, new cells to the first with room, an engine that is half
 empty with nothing waiting takes half of what waits longest elsewhere, and no more requests are open
 than the engines run. Steps cost what SmolLM2 in float32 cost vLLM on a CPU of two cores: 125 ms

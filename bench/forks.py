@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from bench.machine import local_data, write
-from knockout.sampling import Sampling, cell_seed, gumbel
-from knockout.store import CellKey, Ledger
+from knockout.ledger import CellKey, Ledger
+from knockout.method.sampling import Sampling, cell_seed, gumbel
 
 SWEEP = """
 model: smollm2-135m
@@ -40,8 +40,8 @@ SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
 def main() -> None:
     """Runs both strategies and writes bench/results/forks.json."""
-    from knockout.run import run_sweep, start_engine
-    from knockout.sweepfile import parse_sweep
+    from knockout.config.file import parse_sweep
+    from knockout.sweep.run import run_sweep, start_engine
 
     with tempfile.TemporaryDirectory() as folder:
         walls, summaries = {}, {}
@@ -119,8 +119,8 @@ def explain(ledger: Ledger, key: CellKey, c: int, a: np.ndarray, b: np.ndarray) 
     """The two picks at the first difference: their logits and perturbed scores."""
     from transformers import AutoModelForCausalLM
 
-    from knockout.engines.models import resolve_model
-    from knockout.store.codec import unpack_ids
+    from knockout.ledger.codec import unpack_ids
+    from knockout.tokens.checkpoint import resolve_model
 
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])

@@ -34,7 +34,7 @@ def step_parts(args: argparse.Namespace) -> dict[str, Any]:
     """Models, optimiser and a batch of rollouts of random tokens."""
     from transformers import AutoModelForCausalLM
 
-    from knockout.engines.models import resolve_model
+    from knockout.tokens.checkpoint import resolve_model
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     from make_small_student import kept_layers

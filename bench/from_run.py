@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench.machine import write
-from knockout.cost import cost_from_frequency, cost_from_trajectories, rates_of
-from knockout.store import CellKey, Ledger, grade_cubes
+from knockout.ledger import CellKey, Ledger, grade_cubes
+from knockout.sweep.cost import cost_from_frequency, cost_from_trajectories, rates_of
 
 
 def main(directory: str) -> None:

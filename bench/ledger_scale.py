@@ -24,10 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.machine import write
-from knockout.candidates import Candidate
-from knockout.owed import Plan, PlannedBenchmark, PlannedProblem, owed
-from knockout.sampling import Sampling
-from knockout.store import (
+from knockout.ledger import (
     INHERITED,
     BenchmarkRow,
     CellKey,
@@ -37,6 +34,9 @@ from knockout.store import (
     ProblemRow,
     totals,
 )
+from knockout.method.sampling import Sampling
+from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, owed
+from knockout.tokens.candidates import Candidate
 
 N_CANDIDATES, N_SEEDS = 200, 8
 ROWS = 256

@@ -29,8 +29,8 @@ CANDIDATES = (260, 67)
 def main() -> None:
     """Times the runs and writes bench/results/lm_eval_runs.json."""
     from knockout.benchmarks.find import own_tasks
-    from knockout.engines.models import resolve_model
     from knockout.integrations.vllm_name import write_vllm_name
+    from knockout.tokens.checkpoint import resolve_model
 
     forks = json.loads((RESULTS / "forks.json").read_text())
     with tempfile.TemporaryDirectory() as temporary:

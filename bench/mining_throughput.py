@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from knockout.engines.models import resolve_model
 from knockout.mining.forward import ScoringModel, length_batches, score_sequences
+from knockout.tokens.checkpoint import resolve_model
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import torch
 
 from bench.machine import write
 from knockout.engines.base import Request
-from knockout.sampling import Rows, Sampling, pick
+from knockout.method.sampling import Rows, Sampling, pick
 
 SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 BATCHES = (8, 32, 64)
@@ -106,7 +106,7 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
     """Decodes TOKENS tokens for a batch and returns tokens/s after the first step of all."""
     from vllm import SamplingParams
 
-    from knockout.processors.rules import to_extra_args
+    from knockout.engines.base import to_extra_args
 
     encode = engine.tokenizer.encode
     ids = [tuple(encode(PROMPTS[i % len(PROMPTS)])) for i in range(batch)]

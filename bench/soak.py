@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from bench.machine import write
-from knockout.candidates import Candidate
 from knockout.engines.base import Completion, Request
-from knockout.engines.models import resolve_model
 from knockout.engines.transformers import TransformersEngine
 from knockout.grading.graders import IfevalGrader
 from knockout.grading.pool import GraderPool
-from knockout.jobs import Snapshot
-from knockout.owed import Plan, PlannedBenchmark, PlannedProblem
-from knockout.sampling import Sampling
-from knockout.scheduler import Scheduler
-from knockout.store import BenchmarkRow, Ledger, ProblemRow, totals
+from knockout.ledger import BenchmarkRow, Ledger, ProblemRow, totals
+from knockout.method.sampling import Sampling
+from knockout.sweep.jobs import Snapshot
+from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem
+from knockout.sweep.scheduler import Scheduler
+from knockout.tokens.candidates import Candidate
+from knockout.tokens.checkpoint import resolve_model
 
 N_SEEDS, N_RUNNING = 4, 64
 POINTS = 20

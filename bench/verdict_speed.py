@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from bench.machine import write
-from knockout.candidates import Candidate
-from knockout.config import Sweep, VerdictRule
-from knockout.owed import Plan, PlannedBenchmark, PlannedProblem, owed
-from knockout.sampling import Sampling
-from knockout.store import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.config.sweep import Sweep, VerdictRule
+from knockout.ledger import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.method.sampling import Sampling
+from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, owed
+from knockout.tokens.candidates import Candidate
 
 SIZES = {"math500": 500, "aime24": 30, "aime25": 30, "hmmt25": 30, "ifeval": 541}
 N_CANDIDATES, N_SEEDS = 200, 16
@@ -93,8 +93,8 @@ def write_ledger(plan: Plan, folder: Path, seed: int = 0) -> int:
 
 def to_verdicts(folder: Path, plan: Plan, raced: bool = False) -> None:
     """From the file to the written verdict table."""
-    from knockout.results import verdict_table
-    from knockout.verdict_files import write_verdicts
+    from knockout.sweep.results import verdict_table
+    from knockout.verdicts.files import write_verdicts
 
     with Ledger.open(folder / "run.db") as ledger:
         frame = verdict_table(ledger, VerdictRule())
@@ -104,8 +104,8 @@ def to_verdicts(folder: Path, plan: Plan, raced: bool = False) -> None:
 
 def to_raced_verdicts(folder: Path, plan: Plan) -> None:
     """The same by racing's tests, as if nothing had settled before the last round."""
-    from knockout.store import grade_cubes
-    from knockout.verdicts import build_verdicts
+    from knockout.ledger import grade_cubes
+    from knockout.verdicts.table import build_verdicts
 
     with Ledger.open(folder / "run.db") as ledger:
         build_verdicts(grade_cubes(ledger), max_rounds=N_SEEDS)
@@ -113,7 +113,7 @@ def to_raced_verdicts(folder: Path, plan: Plan) -> None:
 
 def to_status(folder: Path, plan: Plan) -> None:
     """What `knockout status` counts."""
-    from knockout.summary import summarise
+    from knockout.sweep.summary import summarise
 
     sweep = Sweep.model_validate(
         {"model": "m", "benchmarks": list(SIZES), "candidates": {"ids": [1]}}

@@ -23,9 +23,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from knockout.engines.base import Request, generate
-from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.open import open_engine
-from knockout.sampling import Sampling, cell_seed
+from knockout.method.sampling import Sampling, cell_seed
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
 
 def kept_layers(n: int) -> list[int]:

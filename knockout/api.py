@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from knockout.config import Sweep as _Sweep
+from knockout.config.sweep import Sweep as _Sweep
 from knockout.errors import UsageError
-from knockout.store import INHERITED, NOT_ASKED, CellKey, Ledger
+from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ class Sweep(_Sweep):
         Raises:
             UsageError: The file is missing or wrong; the message names file, line and key.
         """
-        from knockout.sweepfile import load_sweep
+        from knockout.config.file import load_sweep
 
         loaded = load_sweep(Path(path), sets)
         return cls.model_validate(loaded.model_dump(exclude_unset=True))
@@ -72,10 +72,10 @@ class Sweep(_Sweep):
             KnockoutError: The engine failed; what had finished is kept.
             Interrupted: It was stopped; what had finished is kept.
         """
-        from knockout.cli.common import quiet_libraries
+        from knockout.config.libraries import quiet_libraries
 
         quiet_libraries()
-        from knockout.run import run_sweep
+        from knockout.sweep.run import run_sweep
 
         run_sweep(self, Path(out), retry_failed=retry_failed)
         return load_run(out)
@@ -128,8 +128,8 @@ class Run:
         """
         from pydantic import ValidationError
 
-        from knockout.config import VerdictRule
-        from knockout.results import verdict_table
+        from knockout.config.sweep import VerdictRule
+        from knockout.sweep.results import verdict_table
 
         given = {"rule": rule, "alpha": alpha, "margin": margin}
         values = self.sweep.verdict.model_dump() | {k: v for k, v in given.items() if v is not None}
@@ -147,7 +147,7 @@ class Run:
         """Counts of the run as they are now: the content of `summary.json`, by name."""
         import pandas as pd
 
-        from knockout.summary import summarise
+        from knockout.sweep.summary import summarise
 
         with self._ledger() as ledger:
             return pd.Series(summarise(ledger, self.sweep), name=str(self.folder), dtype=object)
@@ -205,7 +205,7 @@ class Run:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from knockout.vocabulary import open_vocabulary
+        from knockout.tokens.vocabulary import open_vocabulary
 
         return open_vocabulary(
             self.sweep.model,
@@ -228,7 +228,7 @@ def _indices(what: str, names: list[str], wanted: Collection[str] | None) -> lis
 
 def _rows(ledger: Ledger, b: int, chosen: list[int], inherited: bool) -> list[tuple[Any, ...]]:
     """Rows of one benchmark, baselines before their knockouts."""
-    from knockout.store.codec import unpack_steps
+    from knockout.ledger.codec import unpack_steps
 
     benchmark = ledger.benchmarks[b].name
     forks = {

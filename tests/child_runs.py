@@ -25,9 +25,9 @@ _PRELOADED = (
     "knockout.engines.transformers",
     "knockout.grading.ifeval",
     "knockout.grading.pool",
-    "knockout.results",
-    "knockout.run",
-    "knockout.verdict_files",
+    "knockout.sweep.results",
+    "knockout.sweep.run",
+    "knockout.verdicts.files",
     "lm_eval.api.task",
     "lm_eval.tasks",
     "transformers",
@@ -82,7 +82,8 @@ def begin(
 
 
 def _run(sweep: Path, out: Path, limit_bytes: int | None) -> None:
-    from knockout import cli, scheduler
+    from knockout import cli
+    from knockout.sweep import scheduler
 
     # Small transactions, so that a kill meets the ledger in many states.
     scheduler._COMMIT_EVERY_ROWS = 4
@@ -103,8 +104,8 @@ def _run(sweep: Path, out: Path, limit_bytes: int | None) -> None:
 
 def dump(out: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row that two runs of one sweep share."""
-    from knockout.store import Ledger
-    from knockout.store.schema import COMPARED_TABLES
+    from knockout.ledger import Ledger
+    from knockout.ledger.schema import COMPARED_TABLES
 
     with Ledger.open(out / "run.db") as ledger:
         return {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from knockout.sampling import Rows, Sampling, ban_, pick
+from knockout.method.sampling import Rows, Sampling, ban_, pick
 
 MASK = (1 << 64) - 1
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from knockout.candidates import Candidate, display
-from knockout.config import Sweep
-from knockout.store import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
-from knockout.sweepfile import dump_sweep
+from knockout.config.file import dump_sweep
+from knockout.config.sweep import Sweep
+from knockout.ledger import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.tokens.candidates import Candidate, display
 
 NASTY = (
     "<script>alert(1)</script>",

@@ -15,20 +15,20 @@ from conftest import Command
 from test_scheduler import WordGrader, a_ledger, a_plan, dump
 from words import word_model, word_task
 
-from knockout.candidates import Candidate
-from knockout.config import Adaptive, VerdictRule
-from knockout.confirm import derive
+from knockout.config.sweep import Adaptive, VerdictRule
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading import Grade
-from knockout.jobs import Snapshot
-from knockout.owed import Plan, PlannedBenchmark
-from knockout.racing import complete_rounds, race_record, race_rounds, stand
-from knockout.results import verdict_table
-from knockout.run import _forget_failures
-from knockout.scheduler import Scheduler
-from knockout.store import CellKey, CellRow, Ledger, grade_cubes, totals
-from knockout.verdicts import settle_cube
+from knockout.ledger import CellKey, CellRow, Ledger, grade_cubes, totals
+from knockout.sweep.confirm import derive
+from knockout.sweep.jobs import Snapshot
+from knockout.sweep.owed import Plan, PlannedBenchmark
+from knockout.sweep.racing import complete_rounds, race_record, race_rounds, stand
+from knockout.sweep.results import verdict_table
+from knockout.sweep.run import _forget_failures
+from knockout.sweep.scheduler import Scheduler
+from knockout.tokens.candidates import Candidate
+from knockout.verdicts.table import settle_cube
 
 RULE = VerdictRule(rule="nominal", alpha=0.1, margin=0.3)
 ROUNDS = 5

@@ -13,8 +13,8 @@ import pytest
 from test_store import INHERITED, cell, fork, new_ledger
 
 from knockout.errors import KnockoutError, UsageError
-from knockout.store import AuditRow, CellKey, Ledger, totals
-from knockout.store.archive import TABLES, export_run, faults, import_run
+from knockout.ledger import AuditRow, CellKey, Ledger, totals
+from knockout.ledger.archive import TABLES, export_run, faults, import_run
 
 
 @pytest.fixture

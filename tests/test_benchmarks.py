@@ -15,11 +15,11 @@ import pytest
 
 from knockout.benchmarks import Chat, encode_prompt, load_benchmark
 from knockout.benchmarks.find import own_tasks
-from knockout.engines.models import load_tokenizer, resolve_model
+from knockout.benchmarks.saved import grade_file
 from knockout.errors import KnockoutError, UsageError
-from knockout.grading.file import grade_file
 from knockout.grading.graders import IfevalGrader, MathsGrader, TaskGrader
 from knockout.grading.pool import GraderPool
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
 LOCAL = Path(__file__).parent / "data" / "tasks"
 DATA = Path(

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from knockout.candidates import Resolved, Vocabulary, canary, display, family, resolve
-from knockout.config import CandidateSource
+from knockout.config.sweep import CandidateSource
 from knockout.errors import UsageError
+from knockout.tokens.candidates import Resolved, Vocabulary, canary, display, family, resolve
 
 CORPUS = ["wait Wait WAIT wait the cat . The cat waits , so the cat waited \n \n"] * 20
 SPECIAL = ["<|end|>", "<|turn|>", "<|reserved_0|>"]
@@ -67,7 +67,7 @@ def test_a_family_is_all_single_token_variants(vocabulary: Vocabulary) -> None:
 
 
 def test_the_embedded_models_family_of_wait() -> None:
-    from knockout.vocabulary import open_vocabulary
+    from knockout.tokens.vocabulary import open_vocabulary
 
     _, tokenizer, smol = open_vocabulary("smollm2-135m")
     assert family("wait", smol) == (5847, 14006, 22297, 33359)

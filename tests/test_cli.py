@@ -17,8 +17,8 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-from knockout.store import Ledger, RunLock
-from knockout.store.schema import COMPARED_TABLES
+from knockout.ledger import Ledger, RunLock
+from knockout.ledger.schema import COMPARED_TABLES
 
 FILES = ["config.yaml", "run.db", "run.log", "summary.json", "verdicts.csv", "verdicts.json"]
 N_PROBLEMS = 60  # long enough that a run can be caught half-way on a quick machine
@@ -377,14 +377,14 @@ def test_a_full_disk_and_a_surprise_are_one_message_each(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("knockout.summary.summarise", full)
+    monkeypatch.setattr("knockout.sweep.summary.summarise", full)
     code, _, errors = knockout("status", finished)
     assert (code, "the disk is full" in errors) == (1, True)
 
     def surprise(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("knockout.summary.summarise", surprise)
+    monkeypatch.setattr("knockout.sweep.summary.summarise", surprise)
     code, _, errors = knockout("status", finished)
     assert code == 1
     assert "internal error: ZeroDivisionError: by zero" in errors

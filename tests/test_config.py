@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from knockout import config
-from knockout.config import Sweep, identity_fields
+from knockout.config import sweep as config
+from knockout.config.file import dump_sweep, load_sweep, parse_sweep
+from knockout.config.sweep import Sweep, identity_fields
 from knockout.errors import UsageError
-from knockout.identity import differences, digest, identity
-from knockout.sweepfile import dump_sweep, load_sweep, parse_sweep
+from knockout.sweep.identity import differences, digest, identity
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = """\

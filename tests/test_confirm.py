@@ -11,9 +11,9 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-from knockout.confirm import COMPARED, derive
 from knockout.errors import UsageError
-from knockout.store import Ledger
+from knockout.ledger import Ledger
+from knockout.sweep.confirm import COMPARED, derive
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -42,8 +42,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "verdict": {"rule": "nominal", "alpha": 0.2, "margin": 0.1},
     }
     (folder / "sweep.yaml").write_text(yaml.safe_dump(content))
-    from knockout.run import run_sweep
-    from knockout.sweepfile import load_sweep
+    from knockout.config.file import load_sweep
+    from knockout.sweep.run import run_sweep
 
     run_sweep(load_sweep(folder / "sweep.yaml"), folder / "run")
     return folder / "run"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.integrate import trapezoid
 
-from knockout.cost import cost_from_frequency, cost_from_trajectories, rates_of
+from knockout.sweep.cost import cost_from_frequency, cost_from_trajectories, rates_of
 
 RNG = np.random.default_rng(0)
 TRAJECTORIES = [RNG.integers(0, 12, n) for n in (0, 1, 7, 30, 55, 80)]

@@ -13,8 +13,8 @@ from oracles import roll, roll_many, support_plain, top_lists
 from scipy import stats
 from test_sampling import samplings
 
-from knockout.divergence import find_divergences, logprobs_needed
-from knockout.sampling import Sampling, cell_seed, gumbel
+from knockout.method.divergence import find_divergences, logprobs_needed
+from knockout.method.sampling import Sampling, cell_seed, gumbel
 
 PROMPT = 5
 

@@ -55,7 +55,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_sweeps_in_the_how_to_pages_are_valid() -> None:
     """Blocks that name a model and benchmarks are whole sweep files."""
-    from knockout.sweepfile import parse_sweep
+    from knockout.config.file import parse_sweep
 
     found = 0
     for page in sorted((DOCS / "how-to").glob("*.md")):

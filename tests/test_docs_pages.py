@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from test_store import new_ledger
 
-from knockout.config import Sweep
-from knockout.confirm import COMPARED
-from knockout.docs import sweep_file_page
-from knockout.store.schema import statements
-from knockout.summary import summarise
-from knockout.sweepfile import parse_sweep
-from knockout.verdicts import COLUMNS
+from knockout.config.file import parse_sweep
+from knockout.config.page import sweep_file_page
+from knockout.config.sweep import Sweep
+from knockout.ledger.schema import statements
+from knockout.sweep.confirm import COMPARED
+from knockout.sweep.summary import summarise
+from knockout.verdicts.table import COLUMNS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -31,7 +31,7 @@ def named(text: str) -> set[str]:
 
 def test_the_page_on_sweep_files_is_made_from_the_code() -> None:
     page = (DOCS / "sweep-file.md").read_text(encoding="utf-8")
-    assert page == sweep_file_page(), "run `python -m knockout.docs docs`"
+    assert page == sweep_file_page(), "run `python -m knockout.config.page docs`"
 
 
 def test_the_page_on_sweep_files_names_every_key_and_its_example_is_valid() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from knockout.engines.base import Request
 from knockout.engines.dispatch import Dispatch, Limits
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
 

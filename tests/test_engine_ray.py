@@ -28,9 +28,9 @@ from knockout.engines.ray import RayEngine
 from knockout.engines.ray_cluster import check_reachable, engines_that_fit, join, patiently
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
-from knockout.jobs import Snapshot
-from knockout.scheduler import Scheduler
-from knockout.store import totals
+from knockout.ledger import totals
+from knockout.sweep.jobs import Snapshot
+from knockout.sweep.scheduler import Scheduler
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(900)  # starting processes on a busy machine takes its time

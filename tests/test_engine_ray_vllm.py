@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 from words import word_model
 
 from knockout.engines.open import open_engine
-from knockout.store import totals
+from knockout.ledger import totals
 
 pytest.importorskip("ray")
 pytest.importorskip("vllm")

@@ -15,11 +15,11 @@ from oracles import pick_plain
 from tiny import EOS, tiny_model
 
 from knockout.engines.base import Completion, Engine, Request, generate
-from knockout.engines.models import load_tokenizer
 from knockout.engines.open import open_engine
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
+from knockout.tokens.checkpoint import load_tokenizer
 
 GREEDY = Sampling(temperature=0)
 OPEN = Sampling(temperature=1.0)
@@ -316,7 +316,8 @@ def test_generate_with_our_processor_equals_the_engine(
     engine: TransformersEngine, folders: Callable[[str], Path]
 ) -> None:
     """A user's own `generate` call, left-padded, with the processor for transformers."""
-    from knockout.processors import rule_from_extra_args, to_extra_args
+    from knockout.engines.base import to_extra_args
+    from knockout.processors import rule_from_extra_args
     from knockout.processors.transformers import KnockoutLogitsProcessor
 
     requests = [request("a", (5, 6, 7, 8), banned=(EOS, 9)), request("b", (5, 6), banned=(EOS,))]

@@ -19,7 +19,7 @@ from tiny import embedded
 from knockout.engines.base import Completion, Engine, Request, generate
 from knockout.engines.transformers import TransformersEngine
 from knockout.engines.vllm import VllmEngine, processor_is_installed
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from knockout.eos import chat_end_ids, stop_ids, widen_stop_ban
+from knockout.tokens.eos import chat_end_ids, stop_ids, widen_stop_ban
 
 WORDS = ["<end>", "<turn>", "<other>", "knockout", "?", "user", "assistant"]
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}{{ '<turn>' }}{% endfor %}"

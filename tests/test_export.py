@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from knockout.errors import UsageError
-from knockout.export import freeze_list, ranked, render, selected, write
-from knockout.token_list import read_scores, read_token_list, vocabulary_fingerprint
+from knockout.tokens.token_list import read_scores, read_token_list, vocabulary_fingerprint
+from knockout.verdicts.export import freeze_list, ranked, render, selected, write
 
 P, N, S = "strong_pillar", "neutral", "strong_stumbling_block"
 

@@ -25,11 +25,11 @@ from words import word_model
 from knockout.engines.base import Completion, Request
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError
-from knockout.jobs import Snapshot
-from knockout.owed import owed
-from knockout.progress import Display
-from knockout.scheduler import Scheduler
-from knockout.store import Ledger, totals
+from knockout.ledger import Ledger, totals
+from knockout.sweep.jobs import Snapshot
+from knockout.sweep.owed import owed
+from knockout.sweep.progress import Display
+from knockout.sweep.scheduler import Scheduler
 
 N_CELLS = 48
 

@@ -11,11 +11,11 @@ import pytest
 from small_run import small_run
 
 import knockout
-from knockout.config import Sweep
+from knockout.config.file import load_sweep
+from knockout.config.sweep import Sweep
 from knockout.errors import UsageError
 from knockout.integrations.lm_eval_files import write_lm_eval
-from knockout.store import Ledger
-from knockout.sweepfile import load_sweep
+from knockout.ledger import Ledger
 
 pytestmark = pytest.mark.engine
 TASK = "knockout_starter_arithmetic"

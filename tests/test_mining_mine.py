@@ -20,12 +20,12 @@ from knockout.cli.mine import mine as mine_command
 from knockout.cli.mine import orthogonality
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
-from knockout.lists import read_list
+from knockout.method.sampling import Sampling
 from knockout.mining.identity import require_same_tokenizer
 from knockout.mining.mine import MineSettings, mine, open_models
 from knockout.mining.rollouts import Prompt, missing, read_prompts
 from knockout.mining.shards import read_shard
-from knockout.sampling import Sampling
+from knockout.tokens.lists import read_list
 
 VOCAB = 60
 PROMPTS = [Prompt("test", f"p{i}", (3 + i, 4, 5)) for i in range(8)]

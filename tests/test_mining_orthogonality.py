@@ -173,7 +173,7 @@ def test_the_published_csv_serves_as_scores() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="published lists are not here")
 def test_the_published_lists_are_read_as_candidates() -> None:
-    from knockout.lists import read_list
+    from knockout.tokens.lists import read_list
 
     rocks = [item.value for item in read_list(DATA / "rock_qwen3_4b.json")]
     controls = [item.value for item in read_list(DATA / "random_qwen3_4b.json")]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import embedded, tiny_model
 
-from knockout.engines import models
-from knockout.engines.models import EMBEDDED, eos_token_ids, load_tokenizer, resolve_model
 from knockout.errors import KnockoutError, UsageError
+from knockout.tokens import checkpoint
+from knockout.tokens.checkpoint import EMBEDDED, eos_token_ids, load_tokenizer, resolve_model
 
 
 def test_the_embedded_model_is_a_normal_checkpoint() -> None:
@@ -42,9 +42,9 @@ def test_the_embedded_model_knows_a_capital() -> None:
 
 def _resolve(cache: str, barrier: object) -> None:
     """What a process of the race does, with a small stand-in for the 135M weights."""
-    models._unpack = _write_slowly
+    checkpoint._unpack = _write_slowly
     barrier.wait()  # type: ignore[attr-defined]
-    folder = Path(models.resolve_model(EMBEDDED, Path(cache)))
+    folder = Path(checkpoint.resolve_model(EMBEDDED, Path(cache)))
     assert json.loads((folder / "config.json").read_text()) == {"whole": True}
     assert (folder / "weights").stat().st_size == 1000
 
@@ -80,7 +80,7 @@ def test_an_interrupted_unpacking_leaves_nothing_that_looks_whole(
         (target / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(models, "_unpack", fail)
+    monkeypatch.setattr(checkpoint, "_unpack", fail)
     with pytest.raises(KnockoutError, match="No space left on device"):
         resolve_model(EMBEDDED, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +94,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert models.cache_folder() == tmp_path / "knockout"
+    assert checkpoint.cache_folder() == tmp_path / "knockout"
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:

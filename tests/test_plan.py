@@ -12,8 +12,8 @@ import pytest
 import yaml
 from words import word_model, word_task
 
+from knockout.ledger import Ledger
 from knockout.stats.power import plan_mde
-from knockout.store import Ledger
 
 Plan = Callable[..., tuple[int, str, str]]
 N_PROBLEMS, SEEDS = 14, 2
@@ -94,8 +94,8 @@ def test_from_frequencies(sweep: Path, tmp_path: Path, plan: Plan) -> None:
 
 def test_from_an_earlier_run(sweep: Path, tmp_path: Path, plan: Plan) -> None:
     """Without truncation the forks are decided by the baselines, so the plan must hit them."""
-    from knockout.run import run_sweep
-    from knockout.sweepfile import load_sweep
+    from knockout.config.file import load_sweep
+    from knockout.sweep.run import run_sweep
 
     run_sweep(load_sweep(sweep), tmp_path / "run")
     code, out, errors = plan(sweep, "--json", "--baseline", tmp_path / "run")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from oracles import pick_plain
 
-from knockout.engines.base import Request
+from knockout.engines.base import Request, to_extra_args
 from knockout.errors import KnockoutError
-from knockout.processors import Rule, rule_from_extra_args, to_extra_args
+from knockout.method.sampling import Sampling
+from knockout.processors import Rule, rule_from_extra_args
 from knockout.processors.batch import Batch
 from knockout.processors.rules import check_ids
 from knockout.processors.transformers import KnockoutLogitsProcessor
-from knockout.sampling import Sampling
 
 V = 40
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, top_k=6)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from knockout.jobs import Snapshot, Standing
-from knockout.progress import Display
+from knockout.sweep.jobs import Snapshot, Standing
+from knockout.sweep.progress import Display
 
 
 def snapshot(cells: int, forks: int, **rest: object) -> Snapshot:

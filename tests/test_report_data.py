@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from synthetic import write_run
 
-from knockout.engines.models import load_tokenizer, resolve_model
+from knockout.ledger import CellKey
 from knockout.report.build import candidate_replacements
 from knockout.report.data import details, overview, shown_config, without_folders
 from knockout.report.figures import write_figures
@@ -23,7 +23,7 @@ from knockout.report.sample import pack, sample_pairs
 from knockout.report.source import FastTokenizer, open_ledger, open_texts, read_run
 from knockout.report.tokens import TokenTexts
 from knockout.report.trajectories import frequencies, outcome_of, pair, some_rows
-from knockout.store import CellKey
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
 
 @pytest.fixture(scope="module")

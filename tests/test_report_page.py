@@ -13,10 +13,10 @@ import pytest
 from browser import Watch, chromium
 from synthetic import NASTY, write_run
 
-from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.errors import UsageError
 from knockout.report.build import build_report
 from knockout.report.source import open_ledger, read_run
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from oracles import gumbel_plain, pick_plain, support_plain
 from scipy import stats
 
-from knockout.sampling import BadLogits, Rows, Sampling, ban_, cell_seed, gumbel, one_hot_, pick
+from knockout.method.sampling import (
+    BadLogits,
+    Rows,
+    Sampling,
+    ban_,
+    cell_seed,
+    gumbel,
+    one_hot_,
+    pick,
+)
 
 SETTINGS = [
     Sampling(temperature=0),

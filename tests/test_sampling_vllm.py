@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import support_plain
 
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from words import EOS, N_WORDS, word_model
 
-from knockout.candidates import Candidate
 from knockout.engines.base import Completion, EngineInfo, Request, generate
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError
 from knockout.grading import Grade
-from knockout.jobs import first_difference, response_text
-from knockout.owed import Plan, PlannedBenchmark, PlannedProblem, Round, audit_mask, owed
-from knockout.sampling import Sampling
-from knockout.scheduler import Scheduler
-from knockout.store import BenchmarkRow, CellKey, Ledger, ProblemRow, grade_cubes, totals
-from knockout.store.schema import COMPARED_TABLES
+from knockout.ledger import BenchmarkRow, CellKey, Ledger, ProblemRow, grade_cubes, totals
+from knockout.ledger.schema import COMPARED_TABLES
+from knockout.method.sampling import Sampling
+from knockout.sweep.jobs import first_difference, response_text
+from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, Round, audit_mask, owed
+from knockout.sweep.scheduler import Scheduler
+from knockout.tokens.candidates import Candidate
 
 SAMPLED = Sampling(temperature=0.9, top_k=12, top_p=0.95)
 

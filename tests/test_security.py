@@ -16,14 +16,14 @@ import pytest
 from packaging.requirements import Requirement
 from test_store import INHERITED, cell, new_ledger
 
-from knockout.config import Sweep
+from knockout.config.file import load_sweep, parse_sweep
+from knockout.config.sweep import Sweep
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
-from knockout.lists import read_list
-from knockout.store import CellKey, Ledger
-from knockout.store.archive import export_run, faults, import_run
-from knockout.sweepfile import load_sweep, parse_sweep
-from knockout.token_list import read_scores, read_token_list
+from knockout.ledger import CellKey, Ledger
+from knockout.ledger.archive import export_run, faults, import_run
+from knockout.tokens.lists import read_list
+from knockout.tokens.token_list import read_scores, read_token_list
 
 ROOT = Path(__file__).parents[1]
 # The pool writes its graders into an anonymous file of its own process and hands that on.

@@ -21,7 +21,7 @@ import knockout
 from knockout.engines.base import Completion, Request, generate
 from knockout.engines.server import ServerEngine
 from knockout.errors import KnockoutError, UsageError
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -21,9 +21,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from knockout.candidates import Candidate
 from knockout.errors import KnockoutError, UsageError
-from knockout.store import (
+from knockout.ledger import (
     INHERITED,
     NOT_ASKED,
     AuditRow,
@@ -39,8 +38,9 @@ from knockout.store import (
     totals,
     unpack_ids,
 )
-from knockout.store.lock import filesystem_of, is_network
-from knockout.store.schema import FORK_TOTALS
+from knockout.ledger.lock import filesystem_of, is_network
+from knockout.ledger.schema import FORK_TOTALS
+from knockout.tokens.candidates import Candidate
 
 CANDIDATES = [
     Candidate("a", (1,), ('"a"',)),
@@ -385,7 +385,7 @@ def test_the_journal_fits_the_file_system(tmp_path: Path, monkeypatch: pytest.Mo
     with new_ledger(tmp_path) as ledger:
         assert ledger.journal_mode == "wal"
         assert ledger.query("PRAGMA journal_mode") == [("wal",)]
-    monkeypatch.setattr("knockout.store.connection.filesystem_of", lambda _: "nfs4")
+    monkeypatch.setattr("knockout.ledger.connection.filesystem_of", lambda _: "nfs4")
     with Ledger.open(tmp_path / "run.db", write=True) as ledger:
         assert ledger.journal_mode == "delete"
         assert ledger.query("PRAGMA synchronous") == [(2,)]

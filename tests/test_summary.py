@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from test_store import cell, fork, new_ledger
 
-from knockout.config import Sweep
-from knockout.store import INHERITED, NOT_ASKED, AuditRow, CellKey, Ledger
-from knockout.summary import summarise
+from knockout.config.sweep import Sweep
+from knockout.ledger import INHERITED, NOT_ASKED, AuditRow, CellKey, Ledger
+from knockout.sweep.summary import summarise
 
 NONE = (INHERITED,) * 3
 

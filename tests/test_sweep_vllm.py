@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tiny import embedded
 
-from knockout.store.schema import COMPARED_TABLES
+from knockout.ledger.schema import COMPARED_TABLES
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -88,7 +88,7 @@ def test_forks_are_exact_and_the_summary_adds_up(undisturbed: Path) -> None:
 
 
 def test_no_knockout_holds_its_banned_id(undisturbed: Path) -> None:
-    from knockout.store import Ledger
+    from knockout.ledger import Ledger
 
     with Ledger.open(undisturbed / "run.db") as ledger:
         keys, steps = ledger.decided()

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from synthetic import write_run
 
-from knockout.engines.models import load_tokenizer, resolve_model
-from knockout.results import verdict_table
-from knockout.store import Ledger
-from knockout.sweepfile import load_sweep
-from knockout.terminal import render_verdicts
+from knockout.config.file import load_sweep
+from knockout.ledger import Ledger
+from knockout.sweep.results import verdict_table
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
+from knockout.verdicts.terminal import render_verdicts
 
 
 @pytest.fixture(scope="module")

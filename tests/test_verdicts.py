@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from knockout.grades import CandidateInfo, GradeCube
-from knockout.verdict_files import write_verdicts
-from knockout.verdicts import COLUMNS, build_verdicts, settle_cube
+from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.verdicts.files import write_verdicts
+from knockout.verdicts.table import COLUMNS, build_verdicts, settle_cube
 
 
 def cube_of(baseline, knockout, *, forked=None, name="maths", infos=None, ids=None) -> GradeCube:

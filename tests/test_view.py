@@ -16,15 +16,15 @@ import pytest
 from browser import Watch, chromium
 from synthetic import write_run
 
-from knockout.candidates import Candidate
-from knockout.config import Sweep
+from knockout.config.file import dump_sweep
+from knockout.config.sweep import Sweep
 from knockout.engines.base import Engine, Request, generate
-from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.open import open_engine
 from knockout.errors import UsageError
-from knockout.sampling import Sampling
-from knockout.store import BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
-from knockout.sweepfile import dump_sweep
+from knockout.ledger import BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.method.sampling import Sampling
+from knockout.tokens.candidates import Candidate
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.view.server import ViewServer
 
 SEED = 1234

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from knockout.engines.models import EMBEDDED, quiet_transformers, resolve_model
+from knockout.tokens.checkpoint import EMBEDDED, quiet_transformers, resolve_model
 
 __all__ = ["embedded", "tiny_model"]
 

@@ -26,7 +26,7 @@ def main() -> None:
 
     from knockout.engines.base import Request, generate
     from knockout.engines.vllm import VllmEngine
-    from knockout.sampling import Sampling
+    from knockout.method.sampling import Sampling
 
     requests = [
         Request(

@@ -24,10 +24,10 @@ def held_out_kl(
     from transformers import AutoModelForCausalLM
 
     from knockout.engines.base import Request, generate
-    from knockout.engines.models import load_tokenizer, resolve_model
     from knockout.engines.open import open_engine
+    from knockout.method.sampling import Sampling, cell_seed
     from knockout.mining.forward import ScoringModel, score_sequences
-    from knockout.sampling import Sampling, cell_seed
+    from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
     folder = resolve_model(teacher)
     tokenizer: Any = load_tokenizer(folder)

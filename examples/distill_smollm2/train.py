@@ -41,8 +41,8 @@ def distil(
     from transformers import AutoModelForCausalLM
     from trl import DistillationConfig
 
-    from knockout.engines.models import load_tokenizer, quiet_transformers, resolve_model
-    from knockout.eos import stop_ids
+    from knockout.tokens.checkpoint import load_tokenizer, quiet_transformers, resolve_model
+    from knockout.tokens.eos import stop_ids
     from knockout.training.selection import Selection
     from knockout.training.trl import SelectiveDistillationTrainer
 

@@ -19,7 +19,7 @@ def export_run(
     as_json: Json = False,
 ) -> None:
     """Writes a whole run as Parquet files, one a table, with token ids as lists."""
-    from knockout.store.archive import export_run as export
+    from knockout.ledger.archive import export_run as export
 
     _show(export(directory, out), out, as_json)
 
@@ -30,7 +30,7 @@ def import_run(
     as_json: Json = False,
 ) -> None:
     """Makes a run directory of an exported run."""
-    from knockout.store.archive import import_run as import_
+    from knockout.ledger.archive import import_run as import_
 
     _show(import_(folder, out), out, as_json)
 

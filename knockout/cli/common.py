@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ __all__ = [
     "print_json",
     "print_pairs",
     "print_table",
-    "quiet_libraries",
 ]
 
 Sets = Annotated[
@@ -62,18 +60,3 @@ def console() -> Any:
 
     # Piped output is as wide as it needs to be.
     return Console() if sys.stdout.isatty() else Console(width=200)
-
-
-def quiet_libraries() -> None:
-    """Keeps other people's chatter off the terminal, unless the user asked for it."""
-    for name, value in {
-        "TRANSFORMERS_VERBOSITY": "error",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }.items():
-        os.environ.setdefault(name, value)
-    import warnings
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")

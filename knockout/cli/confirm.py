@@ -15,8 +15,8 @@ from knockout.cli.common import (
     one_of,
     print_json,
     print_table,
-    quiet_libraries,
 )
+from knockout.config.libraries import quiet_libraries
 
 __all__ = ["confirm"]
 
@@ -63,10 +63,10 @@ def confirm(
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
     quiet_libraries()
-    from knockout.confirm import derive, write_comparison
-    from knockout.results import verdict_table
-    from knockout.run import run_sweep
-    from knockout.store import Ledger
+    from knockout.ledger import Ledger
+    from knockout.sweep.confirm import derive, write_comparison
+    from knockout.sweep.results import verdict_table
+    from knockout.sweep.run import run_sweep
 
     plan = derive(
         directory,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from knockout.cli.common import quiet_libraries
+from knockout.config.libraries import quiet_libraries
 from knockout.errors import UsageError
 
 __all__ = ["PASS_ON", "export_lm_eval", "lm_eval"]
@@ -52,9 +52,9 @@ def export_lm_eval(directory: Path, out: Path | None) -> None:
     if out is None:
         raise UsageError("--format lm-eval writes folders; name one with --out")
     quiet_libraries()
+    from knockout.config.file import load_sweep
     from knockout.integrations.lm_eval_files import write_lm_eval
-    from knockout.store import Ledger
-    from knockout.sweepfile import load_sweep
+    from knockout.ledger import Ledger
 
     with Ledger.open(directory / "run.db") as ledger:
         n = write_lm_eval(directory, load_sweep(directory / "config.yaml"), ledger, out)

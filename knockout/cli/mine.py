@@ -96,11 +96,11 @@ def mine(
     cutoff.html and summary.json into --out. A killed run goes on with the same command; settings
     of the list (--top, --by, --quantile, ...) may change without generating or scoring anew.
     """
+    from knockout.method.sampling import Sampling
     from knockout.mining.lists import ListSettings, make_lists
     from knockout.mining.mine import MineSettings, open_models
     from knockout.mining.mine import mine as run
     from knockout.mining.scores import ScoreSettings, score_types
-    from knockout.sampling import Sampling
 
     logging.getLogger("knockout.mining").setLevel(logging.INFO)
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
@@ -278,7 +278,7 @@ def _encoder(
 
 def _show(tokenizer: Any) -> Callable[[int], str]:
     """The quoted text of a token id."""
-    from knockout.candidates import Vocabulary
+    from knockout.tokens.candidates import Vocabulary
 
     return Vocabulary(tokenizer, len(tokenizer), ()).show
 

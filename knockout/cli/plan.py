@@ -12,7 +12,7 @@ import typer
 from knockout.errors import UsageError
 
 if TYPE_CHECKING:
-    from knockout.planning import Forecast
+    from knockout.sweep.plan import Forecast
 
 __all__ = ["plan"]
 
@@ -64,9 +64,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Predicts cells, forks, tokens, hours, and the smallest effect that can be seen."""
-    from knockout.planning import Assumptions, forecast, rates_from_file, read_baselines
-    from knockout.prepare import prepare
-    from knockout.sweepfile import load_sweep
+    from knockout.config.file import load_sweep
+    from knockout.sweep.plan import Assumptions, forecast, rates_from_file, read_baselines
+    from knockout.sweep.prepare import prepare
 
     if tokens_per_s <= 0 or per <= 0 or (mean_tokens is not None and mean_tokens <= 0):
         raise UsageError("--tokens-per-s, --per and --mean-tokens must be above 0")
@@ -88,7 +88,7 @@ def _show(found: Forecast) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from knockout.planning import SEEDS
+    from knockout.sweep.plan import SEEDS
 
     console = Console() if sys.stdout.isatty() else Console(width=120)
     cost = Table(title=f"Cost of {found.n_candidates} candidates", title_justify="left")

@@ -91,8 +91,8 @@ def _starter(directory: Path, model: str, kind: str) -> Callable[[], Engine]:
     """What starts the explorer's engine, with the run's number format and context length."""
 
     def start() -> Engine:
+        from knockout.config.file import load_sweep
         from knockout.engines.open import open_engine
-        from knockout.sweepfile import load_sweep
 
         asked = load_sweep(directory / "config.yaml").engine
         return open_engine(

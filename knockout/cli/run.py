@@ -18,9 +18,9 @@ from knockout.cli.common import (
     one_of,
     print_json,
     print_pairs,
-    quiet_libraries,
 )
 from knockout.cli.lm_eval import export_lm_eval
+from knockout.config.libraries import quiet_libraries
 from knockout.errors import KnockoutError, UsageError
 
 __all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]
@@ -48,7 +48,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Runs a sweep, or goes on with it: the same command resumes."""
-    from knockout.sweepfile import load_sweep
+    from knockout.config.file import load_sweep
 
     sets = [*(sets or []), *([] if ray is None else [f"engine.ray={ray}"])]
     _run(load_sweep(sweep, sets), out or Path("runs") / sweep.stem, retry_failed, as_json)
@@ -62,7 +62,7 @@ def demo(
     """Runs a small sweep of the embedded model on the embedded tasks; needs no network."""
     from importlib.resources import files
 
-    from knockout.sweepfile import parse_sweep
+    from knockout.config.file import parse_sweep
 
     text = files("knockout").joinpath("demo.yaml").read_text(encoding="utf-8")
     _run(parse_sweep(text, "demo.yaml", Path(), sets or []), out, False, as_json)
@@ -70,7 +70,7 @@ def demo(
 
 def _run(sweep: Any, out: Path, retry_failed: bool, as_json: bool) -> None:
     quiet_libraries()
-    from knockout.run import run_sweep
+    from knockout.sweep.run import run_sweep
 
     again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
     run_sweep(sweep, out, retry_failed=retry_failed, again=again)
@@ -86,8 +86,8 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Shows how far a run is, also while it works."""
-    from knockout.store import Ledger, RunLock
-    from knockout.summary import summarise
+    from knockout.ledger import Ledger, RunLock
+    from knockout.sweep.summary import summarise
 
     with Ledger.open(directory / "run.db") as ledger:
         if check:
@@ -134,7 +134,7 @@ def status(
 def _check(ledger: Any) -> None:
     from itertools import islice
 
-    from knockout.store.archive import faults
+    from knockout.ledger.archive import faults
 
     if found := list(islice(faults(ledger), 10)):
         lines = "".join(f"\n  {line}" for line in found)
@@ -241,10 +241,10 @@ def export(
         raise UsageError("--freeze-list chooses by verdict itself; leave --verdict and --evidence")
     if top is None and (scores is not None or by != "delta"):
         raise UsageError("--by and --scores rank for --top; say how many with --top N")
-    from knockout.export import freeze_list, ranked, render, selected, write
-    from knockout.results import verdict_table
-    from knockout.store import Ledger
-    from knockout.token_list import read_scores, read_token_list
+    from knockout.ledger import Ledger
+    from knockout.sweep.results import verdict_table
+    from knockout.tokens.token_list import read_scores, read_token_list
+    from knockout.verdicts.export import freeze_list, ranked, render, selected, write
 
     sweep = sweep_of(directory)
     chosen_rule = sweep.verdict.model_copy(update={"rule": rule} if rule else {})
@@ -298,8 +298,8 @@ def export(
 
 def _vocabulary(model: str, other: str | None, force: bool) -> str:
     """Fingerprint of the swept model's vocabulary, compared with another's where one is named."""
-    from knockout.token_list import vocabulary_fingerprint
-    from knockout.vocabulary import open_vocabulary
+    from knockout.tokens.token_list import vocabulary_fingerprint
+    from knockout.tokens.vocabulary import open_vocabulary
 
     quiet_libraries()
     own = vocabulary_fingerprint(open_vocabulary(model)[1])
@@ -314,7 +314,7 @@ def _vocabulary(model: str, other: str | None, force: bool) -> str:
 
 
 def sweep_of(directory: Path) -> Any:
-    from knockout.sweepfile import load_sweep
+    from knockout.config.file import load_sweep
 
     return load_sweep(directory / "config.yaml")
 
@@ -324,9 +324,9 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         one_of("--rule", rule, ("nominal", "fdr"))
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
-    from knockout.results import verdict_table
-    from knockout.store import Ledger
-    from knockout.terminal import render_verdicts
+    from knockout.ledger import Ledger
+    from knockout.sweep.results import verdict_table
+    from knockout.verdicts.terminal import render_verdicts
 
     with Ledger.open(directory / "run.db") as ledger:
         chosen = sweep_of(directory).verdict
@@ -337,7 +337,7 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
     if preliminary:
         print(PRELIMINARY, file=sys.stderr)
     if as_json:
-        from knockout.verdict_files import verdict_records
+        from knockout.verdicts.files import verdict_records
 
         print_json(verdict_records(table))
         return

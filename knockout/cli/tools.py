@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from knockout.cli.common import Json, print_json, print_table, quiet_libraries
+from knockout.cli.common import Json, print_json, print_table
+from knockout.config.libraries import quiet_libraries
 
 __all__ = ["candidates", "doctor", "grade"]
 
@@ -32,9 +33,9 @@ def candidates(
     quiet_libraries()
     from dataclasses import asdict
 
-    from knockout.candidates import resolve
-    from knockout.config import CandidateSource
-    from knockout.vocabulary import open_vocabulary
+    from knockout.config.sweep import CandidateSource
+    from knockout.tokens.candidates import resolve
+    from knockout.tokens.vocabulary import open_vocabulary
 
     source = CandidateSource(file=file, column=column, family=family, allow_eos=allow_eos)
     _, _, vocabulary = open_vocabulary(model)
@@ -79,7 +80,7 @@ def grade(
 ) -> None:
     """Grades saved responses; prints a JSON line for each."""
     quiet_libraries()
-    from knockout.grading.file import grade_file
+    from knockout.benchmarks.saved import grade_file
 
     for line in grade_file(
         task,

@@ -60,7 +60,7 @@ def geometry(
     run = open_run(folder)
     models = open_models(teacher or run.models["teacher"], student or run.models["student"])
     if candidates is not None:
-        from knockout.lists import read_list
+        from knockout.tokens.lists import read_list
 
         named = read_list(
             candidates, column or ("rock_id" if candidates.suffix == ".csv" else None)
@@ -96,8 +96,8 @@ def _load(models: Any, role: str, dtype: str, device: str | None, check: list[in
     import torch
     from transformers import AutoModelForCausalLM
 
-    from knockout.engines.models import quiet_transformers
     from knockout.mining.forward import ScoringModel
+    from knockout.tokens.checkpoint import quiet_transformers
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if dtype == "auto":

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
-__all__ = ["Completion", "Engine", "EngineInfo", "Finish", "Request", "generate"]
+__all__ = ["Completion", "Engine", "EngineInfo", "Finish", "Request", "generate", "to_extra_args"]
 
 Finish = Literal["stop", "length", "error"]
 
@@ -128,3 +128,19 @@ def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[Completion
         engine.add(request)
     while engine.n_open:
         yield from engine.step()
+
+
+def to_extra_args(request: Request) -> dict[str, Any]:
+    """The `extra_args` of a coupled engine request; `rule_from_extra_args` reads them back."""
+    sampling = request.sampling
+    args: dict[str, Any] = {
+        "knockout_name": request.key,
+        "knockout_seed": request.seed,
+        "knockout_temperature": sampling.temperature,
+        "knockout_top_p": sampling.top_p,
+        "knockout_top_k": sampling.top_k,
+        "knockout_min_p": sampling.min_p,
+    }
+    if request.banned:
+        args["knockout_ids"] = list(request.banned)
+    return args

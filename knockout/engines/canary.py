@@ -13,7 +13,7 @@ import torch
 
 from knockout.engines.base import Completion, Engine, Request, generate
 from knockout.errors import KnockoutError
-from knockout.sampling import Rows, Sampling, pick
+from knockout.method.sampling import Rows, Sampling, pick
 
 __all__ = ["check_bans_hold"]
 

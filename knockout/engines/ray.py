@@ -19,10 +19,10 @@ import numpy as np
 
 from knockout.engines.base import Completion, Engine, EngineInfo, Request
 from knockout.engines.dispatch import Dispatch, Limits
-from knockout.engines.models import load_tokenizer
 from knockout.engines.ray_cluster import engines_that_fit, join, last_words, place, release
 from knockout.engines.trajectory import check_request
 from knockout.errors import KnockoutError, UsageError
+from knockout.tokens.checkpoint import load_tokenizer
 
 __all__ = ["RayEngine"]
 

@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.engines.base import Completion, EngineInfo, Request, generate
+from knockout.engines.base import Completion, EngineInfo, Request, generate, to_extra_args
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.http import Refused, ServedModel, Server, Unavailable
-from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
-from knockout.eos import stop_ids
 from knockout.errors import KnockoutError, UsageError
-from knockout.processors.rules import to_extra_args
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
+from knockout.tokens.eos import stop_ids
 
 __all__ = ["ServerEngine"]
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knockout.engines.base import Completion, EngineInfo, Request
+from knockout.engines.base import Completion, EngineInfo, Request, to_extra_args
 from knockout.engines.canary import check_bans_hold
-from knockout.engines.models import load_tokenizer, quiet_transformers, resolve_model
 from knockout.engines.scoring import Pair, Scored, score_with_model
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
-from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
 from knockout.processors.batch import Batch
-from knockout.processors.rules import check_ids, rule_from_extra_args, to_extra_args
+from knockout.processors.rules import check_ids, rule_from_extra_args
+from knockout.tokens.checkpoint import load_tokenizer, quiet_transformers, resolve_model
+from knockout.tokens.eos import stop_ids
 
 __all__ = ["TransformersEngine"]
 

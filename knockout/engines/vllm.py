@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.engines.base import Completion, EngineInfo, Request
+from knockout.engines.base import Completion, EngineInfo, Request, to_extra_args
 from knockout.engines.canary import check_bans_hold
-from knockout.engines.models import load_tokenizer, resolve_model
 from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
-from knockout.eos import stop_ids
 from knockout.errors import KnockoutError
-from knockout.processors.rules import check_ids, to_extra_args
+from knockout.processors.rules import check_ids
+from knockout.tokens.checkpoint import load_tokenizer, resolve_model
+from knockout.tokens.eos import stop_ids
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

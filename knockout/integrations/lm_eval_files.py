@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from knockout.benchmarks import Problem
-from knockout.config import Sweep
-from knockout.eos import stop_ids
+from knockout.config.sweep import Sweep
 from knockout.errors import UsageError
 from knockout.files import write_text
-from knockout.jobs import response_text
-from knockout.prepare import Prepared, prepare
-from knockout.store import INHERITED, NOT_ASKED, CellKey, Ledger
-from knockout.store.codec import unpack_steps
+from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
+from knockout.ledger.codec import unpack_steps
+from knockout.sweep.jobs import response_text
+from knockout.sweep.prepare import Prepared, prepare
+from knockout.tokens.eos import stop_ids
 
 __all__ = ["write_lm_eval"]
 

@@ -26,14 +26,14 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from knockout.engines.base import Completion, Request, generate
-from knockout.engines.models import resolve_model
 from knockout.engines.open import open_engine
 from knockout.engines.scoring import Pair
 from knockout.errors import KnockoutError, UsageError
-from knockout.identity import model_fingerprint
 from knockout.integrations.lm_eval_settings import check_settings, claim_cache, parse_ids
+from knockout.method.sampling import Sampling, cell_seed
 from knockout.processors.rules import check_ids
-from knockout.sampling import Sampling, cell_seed
+from knockout.sweep.identity import model_fingerprint
+from knockout.tokens.checkpoint import resolve_model
 
 __all__ = ["KnockoutLM"]
 

@@ -55,7 +55,7 @@ def write_vllm_name(folder: Path) -> Path | None:
 
 def ensure_vllm_name() -> None:
     """Makes this process find a distribution named vllm, where the CPU build is installed."""
-    from knockout.engines.models import cache_folder
+    from knockout.tokens.checkpoint import cache_folder
 
     folder = write_vllm_name(cache_folder() / "vllm-name")
     if folder is not None and str(folder) not in sys.path:
@@ -63,6 +63,6 @@ def ensure_vllm_name() -> None:
 
 
 if __name__ == "__main__":
-    from knockout.engines.models import cache_folder
+    from knockout.tokens.checkpoint import cache_folder
 
     print(write_vllm_name(cache_folder() / "vllm-name") or "")

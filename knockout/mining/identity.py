@@ -9,7 +9,7 @@ from typing import Any
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
-from knockout.identity import differences
+from knockout.sweep.identity import differences
 
 __all__ = ["keep_identity", "require_same_tokenizer"]
 

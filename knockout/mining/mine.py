@@ -15,11 +15,11 @@ import numpy as np
 
 from knockout.engines.base import Engine
 from knockout.errors import KnockoutError, UsageError
-from knockout.identity import model_fingerprint
+from knockout.method.sampling import Sampling
 from knockout.mining.identity import keep_identity, require_same_tokenizer
 from knockout.mining.rollouts import Prompt, missing, roll_out, shard_path
 from knockout.mining.shards import Shard, read_shard, write_shard
-from knockout.sampling import Sampling
+from knockout.sweep.identity import model_fingerprint
 
 __all__ = ["MineSettings", "Models", "mine", "open_models", "score_prompts"]
 
@@ -78,7 +78,7 @@ def open_models(teacher: str, student: str, before: str | None = None) -> Models
     Raises:
         UsageError: A model is not found, or the tokenizers differ.
     """
-    from knockout.engines.models import load_tokenizer, resolve_model
+    from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 
     names = {"student": student, "teacher": teacher} | ({"before": before} if before else {})
     folders = {role: Path(resolve_model(name)) for role, name in names.items()}
@@ -219,8 +219,8 @@ def _load(models: Models, role: str, dtype: str, device: str | None, check: Sequ
     import torch
     from transformers import AutoModelForCausalLM
 
-    from knockout.engines.models import quiet_transformers
     from knockout.mining.forward import ScoringModel
+    from knockout.tokens.checkpoint import quiet_transformers
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,8 +13,8 @@ import numpy as np
 
 from knockout.engines.base import Completion, Engine, Request
 from knockout.errors import KnockoutError, UsageError
+from knockout.method.sampling import Sampling, cell_seed
 from knockout.mining.shards import Shard, write_shard
-from knockout.sampling import Sampling, cell_seed
 
 __all__ = ["Prompt", "missing", "read_prompts", "roll_out", "shard_path"]
 

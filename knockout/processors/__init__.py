@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from knockout.processors.rules import Rule, rule_from_extra_args, to_extra_args
+from knockout.processors.rules import Rule, rule_from_extra_args
 
-__all__ = ["Rule", "rule_from_extra_args", "to_extra_args"]
+__all__ = ["Rule", "rule_from_extra_args"]

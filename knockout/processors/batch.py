@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from knockout.errors import KnockoutError
+from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
 from knockout.processors.rules import Rule
-from knockout.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
 
 __all__ = ["Batch"]
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from knockout.sampling import Sampling
+from knockout.method.sampling import Sampling
 
-if TYPE_CHECKING:
-    from knockout.engines.base import Request
-
-__all__ = ["KEYS", "Rule", "check_ids", "rule_from_extra_args", "to_extra_args"]
+__all__ = ["KEYS", "Rule", "check_ids", "rule_from_extra_args"]
 
 KEYS = (
     "knockout_ids",
@@ -139,19 +136,3 @@ def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ValueError(f"knockout_seed is {seed!r}; expected a whole number, 0 to 2^63 − 1")
     return Rule(banned=banned, sampling=sampling, seed=seed, name=name)
-
-
-def to_extra_args(request: Request) -> dict[str, Any]:
-    """The `extra_args` of a coupled engine request; `rule_from_extra_args` reads them back."""
-    sampling = request.sampling
-    args: dict[str, Any] = {
-        "knockout_name": request.key,
-        "knockout_seed": request.seed,
-        "knockout_temperature": sampling.temperature,
-        "knockout_top_p": sampling.top_p,
-        "knockout_top_k": sampling.top_k,
-        "knockout_min_p": sampling.min_p,
-    }
-    if request.banned:
-        args["knockout_ids"] = list(request.banned)
-    return args

@@ -12,6 +12,7 @@ from typing import Any
 
 from knockout._version import __version__
 from knockout.files import write_text
+from knockout.ledger import Ledger
 from knockout.report.data import details, overview, shown_config
 from knockout.report.sample import Sample, pack, sample_pairs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
@@ -23,7 +24,6 @@ from knockout.report.trajectories import (
     replacements,
     some_rows,
 )
-from knockout.store import Ledger
 
 __all__ = ["build_report", "render_page"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from knockout.ledger import Ledger
 from knockout.report.source import RunView
 from knockout.report.tables import CellTable, ForkTable, describe_forks
-from knockout.store import Ledger
 
 __all__ = [
     "VERDICTS",

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from knockout.ledger import Ledger
 from knockout.report.source import RunView
 from knockout.report.tables import LOST, SAME, WON
 from knockout.report.trajectories import PairKey, outcome_of, pair
-from knockout.store import Ledger
 
 __all__ = ["Sample", "pack", "sample_pairs"]
 

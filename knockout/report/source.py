@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knockout.config import Sweep
+from knockout.config.file import load_sweep
+from knockout.config.sweep import Sweep
 from knockout.errors import KnockoutError
+from knockout.ledger import Ledger
 from knockout.report.tables import CellTable, ForkTable, cell_tables, fork_table
 from knockout.report.tokens import TokenTexts
-from knockout.store import Ledger
-from knockout.summary import summarise
-from knockout.sweepfile import load_sweep
+from knockout.sweep.summary import summarise
 
 __all__ = ["FastTokenizer", "RunView", "open_texts", "read_run"]
 
@@ -58,7 +58,7 @@ def read_run(folder: Path, ledger: Ledger) -> RunView:
     Raises:
         UsageError: There is no run, or its `config.yaml` is missing or damaged.
     """
-    from knockout.results import verdict_table
+    from knockout.sweep.results import verdict_table
 
     sweep = load_sweep(folder / "config.yaml")
     cells = cell_tables(ledger)
@@ -98,7 +98,7 @@ def open_texts(sweep: Sweep, ledger: Ledger) -> TokenTexts:
 
 
 def _local_tokenizer(sweep: Sweep) -> Any:
-    from knockout.engines.models import EMBEDDED, load_tokenizer, resolve_model
+    from knockout.tokens.checkpoint import EMBEDDED, load_tokenizer, resolve_model
 
     if sweep.model.lower() == EMBEDDED or Path(sweep.model).is_dir():
         folder = resolve_model(sweep.model)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.store import INHERITED, NOT_ASKED, CellKey, Ledger
-from knockout.store.codec import unpack_steps
+from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
+from knockout.ledger.codec import unpack_steps
 
 __all__ = [
     "LOST",

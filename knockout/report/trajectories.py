@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knockout.ledger import CellKey, Ledger, unpack_ids
 from knockout.report.tables import ForkTable
-from knockout.store import CellKey, Ledger, unpack_ids
 
 __all__ = [
     "MOST_REPLACEMENTS",

@@ -22,7 +22,7 @@ def merge_actions(logp: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     Args:
         logp: (..., V) log-probabilities.
         groups: Disjoint groups of token ids, for example
-            `[knockout.eos.stop_ids(tokenizer, folder)]`.
+            `[knockout.tokens.eos.stop_ids(tokenizer, folder)]`.
 
     Returns:
         (..., V): a group's first id carries the group's log-probability, its others −∞. The

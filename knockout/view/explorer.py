@@ -12,10 +12,10 @@ import numpy as np
 
 from knockout.engines.base import Engine, Request
 from knockout.errors import KnockoutError, UsageError
+from knockout.ledger import CellKey, unpack_ids
+from knockout.method.sampling import Sampling
 from knockout.report.source import open_ledger
 from knockout.report.trajectories import PairKey
-from knockout.sampling import Sampling
-from knockout.store import CellKey, unpack_ids
 from knockout.view.live import LiveRun
 
 __all__ = ["Exploration", "Explorer"]

@@ -1,0 +1,191 @@
+"""Reading and writing sweep files: YAML, `--set`, and errors that name the file, line and key."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from knockout.config.sweep import Sweep
+from knockout.errors import UsageError
+
+__all__ = ["dump_sweep", "load_sweep", "parse_sweep"]
+
+KeyPath = tuple[str | int, ...]
+
+
+def load_sweep(path: Path, sets: Sequence[str] = ()) -> Sweep:
+    """Reads a sweep file.
+
+    Args:
+        path: The YAML file; relative paths in it are relative to its folder.
+        sets: `key.path=value` each, the value in YAML, put over what the file says. Paths in
+            them are relative to the file's folder too.
+
+    Raises:
+        UsageError: With file, line, key, what was found and what was expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such sweep file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    return parse_sweep(text, name=str(path), base=path.parent, sets=sets)
+
+
+def parse_sweep(text: str, name: str, base: Path, sets: Sequence[str] = ()) -> Sweep:
+    """Parses the text of a sweep file; see `load_sweep`."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = _lines(node, name)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise UsageError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{name}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise UsageError(f"{name}: found {found}; expected keys such as `model:`")
+    for item in sets:
+        _set(data, item)
+    try:
+        return Sweep.model_validate(data, context={"base": base})
+    except ValidationError as error:
+        complaints = "\n".join(_complaint(e, name, lines) for e in _worth_showing(error))
+        raise UsageError(complaints) from None
+
+
+def dump_sweep(sweep: Sweep) -> str:
+    """Returns the resolved sweep as YAML that reads back to an equal sweep."""
+    data = sweep.model_dump(mode="json")
+    for entry, dumped in zip(sweep.benchmarks, data["benchmarks"], strict=True):
+        given = entry.model_dump(mode="json", exclude_unset=True)
+        dumped.clear()
+        dumped.update(given)
+    data["benchmarks"] = [
+        entry["name"] if list(entry) == ["name"] else entry for entry in data["benchmarks"]
+    ]
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _lines(node: yaml.Node | None, name: str, path: KeyPath = ()) -> dict[KeyPath, int]:
+    """Line number of each key; a key given twice is an error (YAML would keep the last)."""
+    found: dict[KeyPath, int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            line = key.start_mark.line + 1
+            if here in found:
+                raise UsageError(
+                    f"{name}:{line}: found `{_show(here)}` twice (first in line {found[here]})"
+                )
+            found[here] = line
+            found |= _lines(value, name, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            found[(*path, index)] = value.start_mark.line + 1
+            found |= _lines(value, name, (*path, index))
+    return found
+
+
+def _set(data: dict[str, Any], item: str) -> None:
+    key, equals, value = item.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise UsageError(f"--set {item}: expected key.path=value, such as sampling.temperature=1")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {item}: the value {value!r} is not valid YAML") from None
+    here: Any = data
+    for depth, part in enumerate(keys):
+        step: str | int = part
+        if isinstance(here, list):
+            if not part.isdecimal() or int(part) >= len(here):
+                at = ".".join(keys[:depth])
+                raise UsageError(f"--set {item}: `{at}` is a list of {len(here)}; found `{part}`")
+            step = int(part)
+        elif not isinstance(here, dict):
+            at = ".".join(keys[:depth])
+            raise UsageError(f"--set {item}: `{at}` is {here!r} and has no key `{part}`")
+        if depth == len(keys) - 1:
+            here[step] = parsed
+            return
+        if isinstance(here, dict) and here.get(part) is None:
+            here[part] = {}
+        here = here[step]
+
+
+def _worth_showing(error: ValidationError) -> list[Any]:
+    """The errors, without the second view that a union gives of the same value."""
+    shown, seen = [], set()
+    for item in error.errors(include_url=False):
+        place = tuple(part for part in item["loc"] if not _is_union_tag(part))
+        if place not in seen:
+            seen.add(place)
+            shown.append(item)
+    return shown
+
+
+def _is_union_tag(part: str | int) -> bool:
+    return isinstance(part, str) and part in {"constrained-int", "constrained-str", "int", "str"}
+
+
+def _show(path: Sequence[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _complaint(item: Any, name: str, lines: dict[KeyPath, int]) -> str:
+    path: KeyPath = tuple(part for part in item["loc"] if not _is_union_tag(part))
+    line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+    where = f"{name}:{line}" if line else name
+    key = _show(path) or "the sweep"
+    if item["type"] == "extra_forbidden":
+        allowed = _keys_at(path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), allowed, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(allowed)}"
+        return f"{where}: unknown key `{key}`; {hint}"
+    if item["type"] == "missing":
+        return f"{where}: `{key}` is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message.replace("Input should be", "expected", 1)
+    if item["type"] == "value_error" and not isinstance(item["input"], str | int | float):
+        return f"{where}: `{key}`: {message}"
+    return f"{where}: `{key}`: found {item['input']!r}; {message[:1].lower()}{message[1:]}"
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    """The keys that a sweep may have at a place."""
+    model: type[BaseModel] = Sweep
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside Optional, tuple and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
+        for argument in typing.get_args(annotation):
+            if (found := _model_in(argument)) is not None:
+                return found
+    return None

@@ -1,0 +1,172 @@
+"""What is read from the ledger as a whole: counts, and grades as arrays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from knockout.ledger.codec import unpack_steps
+from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.ledger import Ledger
+from knockout.ledger.rows import INHERITED, NOT_ASKED
+
+__all__ = ["Totals", "grade_cubes", "totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts of the ledger. Tokens are generated ones; a shared prefix counts once.
+
+    Attributes:
+        cells: Baselines that are there, failed ones included.
+        failed_cells: Baselines that the engine failed on.
+        planned_cells: Problems times planned seeds.
+        forks: Fork rows that are there, failed ones included.
+        failed_forks: Forks that the engine failed on.
+        owed_forks: Knockouts that diverge and have no row yet.
+        inherited: Knockouts that are their baseline.
+        early_forks: Forks at a step where a difference could only not be excluded.
+        tokens_generated: Baselines and forks.
+        tokens_naive: Lengths of all trajectories added up, inherited ones too.
+        tokens_audit: Generated for audits.
+        steps_checked, coupling_errors: The coupling's self-check.
+        audited, fork_errors: Audits, and those that differ.
+        failed_audits: Audits that the engine failed on.
+        unfinished: Baselines and forks that ran into max_tokens.
+        respelled: Forks whose text encodes to ids that hold a banned one.
+        grades: Number of baselines and forks by status.
+        wall_s: Seconds that all sessions worked, starts of engines included.
+        ended: Why a race came to its end (see `knockout.sweep.racing`); "" for other runs.
+    """
+
+    cells: int
+    failed_cells: int
+    planned_cells: int
+    forks: int
+    failed_forks: int
+    owed_forks: int
+    inherited: int
+    early_forks: int
+    tokens_generated: int
+    tokens_naive: int
+    tokens_audit: int
+    steps_checked: int
+    coupling_errors: int
+    audited: int
+    fork_errors: int
+    failed_audits: int
+    unfinished: int
+    respelled: int
+    grades: dict[str, int]
+    wall_s: float
+    ended: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned cell is there with all of its forks, or the race has ended."""
+        done = self.cells >= self.planned_cells or bool(self.ended)
+        return done and self.owed_forks == 0
+
+
+def totals(ledger: Ledger) -> Totals:
+    """Counts the ledger, without reading any token or fork."""
+    cell = ledger.query(
+        "SELECT COUNT(*), COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_forks), 0),"
+        " COALESCE(SUM(n_inherited), 0), COALESCE(SUM(n_early), 0), COALESCE(SUM(n_tokens), 0),"
+        " COALESCE(SUM(n_tokens * n_inherited), 0), COALESCE(SUM(n_checked), 0),"
+        " COALESCE(SUM(n_coupling_errors), 0), COALESCE(SUM(finish = 'length'), 0) FROM cell"
+    )[0]
+    forks = ledger.fork_totals()
+
+    def forks_with(finish: str) -> int:
+        return sum(total.n for total in forks if total.finish == finish)
+
+    audit = ledger.query(
+        "SELECT COALESCE(SUM(finish <> 'error'), 0),"
+        " COALESCE(SUM(differs_at >= 0 AND finish <> 'error'), 0),"
+        " COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_tokens), 0) FROM audit"
+    )[0]
+    planned = ledger.query(
+        "SELECT COALESCE(SUM(n_seeds), 0) FROM problem JOIN benchmark ON benchmark.id = benchmark"
+    )[0][0]
+    by_grade = ledger.query("SELECT grade, COUNT(*) FROM cell GROUP BY grade")
+    grades: dict[str, int] = {}
+    for status, n in [*by_grade, *((total.grade, total.n) for total in forks)]:
+        grades[status] = grades.get(status, 0) + n
+    n_forks = sum(total.n for total in forks)
+    tokens, shared = sum(total.n_tokens for total in forks), sum(total.n_shared for total in forks)
+    wall_s = ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]
+    return Totals(
+        cells=cell[0],
+        failed_cells=cell[1],
+        planned_cells=planned,
+        forks=n_forks,
+        failed_forks=forks_with("error"),
+        owed_forks=cell[2] - n_forks,
+        inherited=cell[3],
+        early_forks=cell[4],
+        tokens_generated=cell[5] + tokens - shared,
+        tokens_naive=cell[5] + cell[6] + tokens,
+        tokens_audit=audit[3],
+        steps_checked=cell[7],
+        coupling_errors=cell[8],
+        audited=audit[0],
+        fork_errors=audit[1],
+        failed_audits=audit[2],
+        unfinished=cell[9] + forks_with("length"),
+        respelled=sum(total.respelled for total in forks),
+        grades=dict(sorted(grades.items())),
+        wall_s=wall_s,
+        ended=str(json.loads(ledger.meta().get("race", "{}")).get("ended") or ""),
+    )
+
+
+def grade_cubes(ledger: Ledger) -> list[GradeCube]:
+    """The grades of each benchmark: baselines, knockouts, and which of them were forked.
+
+    What is not there, failed, or could not be graded is −1.
+    """
+    infos = tuple(
+        CandidateInfo(name=c.name, token_ids=c.token_ids, tokens=c.tokens, group=c.group)
+        for c in ledger.candidates
+    )
+    cubes = []
+    for index, benchmark in enumerate(ledger.benchmarks):
+        ids = ledger.query(
+            "SELECT doc_id FROM problem WHERE benchmark = ? ORDER BY problem", (index,)
+        )
+        shape = (len(ids), benchmark.n_seeds)
+        baseline = np.full(shape, -1, dtype=np.int8)
+        steps = np.full((len(infos), *shape), NOT_ASKED, dtype=np.int32)
+        rows = ledger.query(
+            "SELECT problem, seed, COALESCE(correct, -1), steps FROM cell WHERE benchmark = ?",
+            (index,),
+        )
+        if rows:
+            problem, seed, correct, blobs = zip(*rows, strict=True)
+            baseline[problem, seed] = correct
+            steps[:, problem, seed] = unpack_steps(list(blobs), len(infos)).T
+        knockout = np.where(steps == INHERITED, baseline[None], np.int8(-1))
+        # One text a cell: four times faster than a tuple a fork, of which there are millions.
+        sql = (
+            "SELECT problem, seed, group_concat(2 * candidate + correct) FROM fork"
+            " WHERE benchmark = ? AND correct IS NOT NULL GROUP BY problem, seed"
+        )
+        for chunk in ledger.chunks(sql, (index,), size=1000):
+            for p, s, text in chunk:
+                packed = np.fromstring(text, dtype=np.int64, sep=",")
+                knockout[packed >> 1, p, s] = packed & 1
+        cubes.append(
+            GradeCube(
+                benchmark=benchmark.name,
+                candidates=infos,
+                problem_ids=tuple(doc_id for (doc_id,) in ids),
+                seeds=tuple(range(benchmark.n_seeds)),
+                baseline=baseline,
+                knockout=knockout,
+                forked=steps >= 0,
+            )
+        )
+    return cubes

@@ -1,0 +1,1 @@
+"""The method: pure tensor functions for coupled sampling."""

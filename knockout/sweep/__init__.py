@@ -1,0 +1,1 @@
+"""A sweep: plan, what is owed, scheduler, racing, run, confirmation."""

@@ -1,0 +1,111 @@
+"""What a sweep will cost, before its knockouts are generated.
+
+A fork generates what follows its divergence step, so its cost is decided by where its tokens first
+occur. Two sources tell that: baseline trajectories (the very tokens), or frequencies (how often a
+token occurs per trajectory, places assumed uniform). With truncation a ban also diverges where it
+only moves the support; a token that is never picked but often stands among the highest can so
+fork. That share is not visible in either source, so it enters as a measured number,
+`SUPPORT_MOVES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from knockout.method.divergence import first_pick
+
+__all__ = ["Cost", "cost_from_frequency", "cost_from_trajectories", "rates_of"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Expected cost of each candidate, per cell.
+
+    Attributes:
+        forks: (C,) share of cells that fork.
+        tokens: (C,) generated tokens.
+        length: Mean length of a baseline trajectory, in tokens.
+    """
+
+    forks: Floats
+    tokens: Floats
+    length: float
+
+    @property
+    def saving(self) -> float:
+        """Tokens of a sweep from scratch (baseline and knockouts) per token of the forked one."""
+        scratch = self.length * (1 + len(self.tokens))
+        return float(scratch / (self.length + self.tokens.sum()))
+
+
+def rates_of(trajectories: Sequence[NDArray[np.integer]], bans: Sequence[Sequence[int]]) -> Floats:
+    """(C,) how often a token of each ban occurs per trajectory, on average."""
+    counts = np.zeros(len(bans))
+    for tokens in trajectories:
+        kinds, n = np.unique(tokens, return_counts=True)
+        of = dict(zip(kinds.tolist(), n.tolist(), strict=True))
+        counts += [sum(of.get(int(token), 0) for token in ban) for ban in bans]
+    return counts / max(len(trajectories), 1)
+
+
+def cost_from_trajectories(
+    trajectories: Sequence[NDArray[np.integer]],
+    bans: Sequence[Sequence[int]],
+    *,
+    truncates: bool,
+    support_moves: float = 0.0,
+) -> Cost:
+    """Predicts from baseline trajectories; a fork is taken to end where its baseline ended.
+
+    Args:
+        trajectories: Token ids of baselines of the benchmark.
+        bans: C sets of token ids.
+        truncates: Whether the sampling settings truncate.
+        support_moves: Divergences by a moved support per occurrence of the token (measured; see
+            `bench/`). Where the settings do not truncate there are none.
+
+    Returns:
+        Means over the trajectories.
+    """
+    forks, tokens = np.zeros(len(bans)), np.zeros(len(bans))
+    extra = rates_of(trajectories, bans) * support_moves if truncates else np.zeros(len(bans))
+    for trajectory in trajectories:
+        length = len(trajectory)
+        first = first_pick(np.asarray(trajectory, dtype=np.int64), bans)
+        hazard = extra / max(length, 1)
+        # With a constant hazard before the first pick (or the end): P(fork) and E[what is left].
+        missed = np.exp(-hazard * first)
+        forks += np.where(first < length, 1.0, 1.0 - missed)
+        expected_start = np.where(
+            hazard > 0, (1.0 - missed) / np.where(hazard > 0, hazard, 1.0), first
+        )
+        tokens += length - expected_start
+    n = max(len(trajectories), 1)
+    mean_length = sum(map(len, trajectories)) / n
+    return Cost(forks / n, tokens / n, mean_length)
+
+
+def cost_from_frequency(rates: ArrayLike, length: float) -> Cost:
+    """Predicts from frequencies, occurrences spread uniformly and independently (Poisson).
+
+    With rate λ per trajectory a fork happens with probability 1 − e^(−λ), and the part after the
+    first occurrence is 1 − (1 − e^(−λ)) / λ of the trajectory on average.
+
+    Args:
+        rates: (C,) occurrences per trajectory.
+        length: Mean length of a trajectory, in tokens.
+
+    Example:
+        >>> cost_from_frequency([0.0, 1.0], 100.0).tokens.round(1).tolist()
+        [0.0, 36.8]
+    """
+    rate = np.asarray(rates, dtype=np.float64)
+    forks = -np.expm1(-rate)
+    share = 1.0 - np.where(rate > 0, forks / np.where(rate > 0, rate, 1.0), 1.0)
+    return Cost(forks, share * length, length)

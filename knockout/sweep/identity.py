@@ -1,0 +1,115 @@
+"""What a run is: a versioned record of everything that changes its outputs, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from knockout.config.sweep import Sweep, identity_fields
+from knockout.tokens.candidates import Candidate
+
+__all__ = [
+    "IDENTITY_VERSION",
+    "differences",
+    "identity",
+    "model_fingerprint",
+    "tokenizer_fingerprint",
+]
+
+IDENTITY_VERSION = 1
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+
+
+def identity(
+    sweep: Sweep,
+    *,
+    model: str,
+    tokenizer: str,
+    benchmarks: Sequence[tuple[str, str]],
+    candidates: Sequence[Candidate],
+) -> dict[str, Any]:
+    """Returns the record that two processes must share to work on one run.
+
+    Args:
+        sweep: The sweep; of it only the fields that change outputs.
+        model, tokenizer: Fingerprints.
+        benchmarks: (name, fingerprint) of each, in order.
+        candidates: In order; their ids count, not how they were given.
+    """
+    # The rule decides after each round of a race what the next one generates.
+    racing = {} if sweep.adaptive is None else {"racing": sweep.verdict.model_dump(mode="json")}
+    return {
+        "version": IDENTITY_VERSION,
+        **identity_fields(sweep),
+        **racing,
+        "model_fingerprint": model,
+        "tokenizer_fingerprint": tokenizer,
+        "benchmark_fingerprints": dict(benchmarks),
+        "candidates": [[c.name, c.group, *c.token_ids] for c in candidates],
+    }
+
+
+def digest(record: dict[str, Any]) -> str:
+    """The hash of an identity, in hex."""
+    text = json.dumps(record, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Says for each key that differs what the run directory and the sweep file hold."""
+    one, other = dict(_flat(there)), dict(_flat(json.loads(json.dumps(here, default=str))))
+    lines = []
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            was, now = (json.dumps(d[key]) if key in d else "nothing" for d in (one, other))
+            lines.append(f"{key}: {_short(was)} there, {_short(now)} here")
+    return lines
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, list | dict) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Hash of a checkpoint: its configuration whole, its weights by size and samples.
+
+    Reading 64 blocks of each weight file tells checkpoints of one training apart without reading
+    tens of gigabytes at every start.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*.json")):
+        if path.name in {"config.json", "generation_config.json"}:
+            state.update(path.name.encode() + path.read_bytes())
+    weights = [p for kind in ("*.safetensors", "*.bin", "*.gguf") for p in folder.glob(kind)]
+    for path in sorted(weights):
+        size = path.stat().st_size
+        state.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for n in range(_SAMPLES):
+                file.seek(size * n // _SAMPLES)
+                state.update(file.read(_SAMPLE_BYTES))
+    return state.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Hash of a tokenizer: its vocabulary, its rules where it shows them, its chat template."""
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    rules = core.to_str() if core is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    template = json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True)
+    return hashlib.blake2b(f"{rules}\x1f{template}".encode(), digest_size=16).hexdigest()

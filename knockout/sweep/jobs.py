@@ -1,0 +1,108 @@
+"""The requests of a sweep while they wait, run or are graded, and the texts they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.ledger import AuditRow, CellKey, ForkRow
+from knockout.method.divergence import Divergences
+
+__all__ = ["Cell", "Job", "Snapshot", "first_difference", "response_text"]
+
+NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far this session is, for a display.
+
+    Attributes:
+        cells, forks: Done, earlier sessions included.
+        waiting: Forks and audits that wait for a place.
+        running, grading: Requests in the engine, answers in the grader.
+        tokens: Generated in this session.
+        leading: The candidates whose bans lost the most answers so far, net, with how many.
+    """
+
+    cells: int
+    forks: int
+    waiting: int
+    running: int
+    grading: int
+    tokens: int
+    leading: tuple[tuple[str, int], ...] = ()
+
+
+class Standing:
+    """Answers that each candidate's ban lost so far, less those it won."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._net = [0] * len(names)
+
+    def count(self, candidate: int, baseline: int | None, knockout: int | None, n: int = 1) -> None:
+        """Adds n pairs of grades; a pair with a missing one counts nothing."""
+        if baseline is not None and knockout is not None:
+            self._net[candidate] += n * (baseline - knockout)
+
+    def leading(self, most: int = 3) -> tuple[tuple[str, int], ...]:
+        """The candidates that lost the most, at least one answer each."""
+        order = sorted(range(len(self._net)), key=lambda c: (-self._net[c], c))[:most]
+        return tuple((self._names[c], self._net[c]) for c in order if self._net[c] > 0)
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell that is being worked on; forks wait with their rows until its own is written."""
+
+    key: CellKey
+    asked: NDArray[np.bool_]
+    audited: NDArray[np.bool_]
+    tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    steps: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    divergences: Divergences | None = None
+    correct: int | None = None
+    written: bool = False
+    rows: list[ForkRow | AuditRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that waits, runs or is being graded."""
+
+    cell: Cell
+    kind: Literal["baseline", "fork", "audit"]
+    candidate: int = -1
+    step: int = 0
+    reference: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+
+    @property
+    def key(self) -> str:
+        b, p, s = self.cell.key
+        return f"{b}.{p}.{s}.{self.kind}.{self.candidate}"
+
+
+def response_text(
+    tokenizer: Any, tokens: NDArray[np.int32], stop: tuple[str, ...], eos_ids: tuple[int, ...]
+) -> str:
+    """The text of a trajectory as it is graded: without end-of-text tokens and stop strings."""
+    ids = tokens.tolist()
+    while ids and ids[-1] in eos_ids:
+        ids.pop()
+    text = str(tokenizer.decode(ids, skip_special_tokens=True))
+    ends = [at for part in stop if part and (at := text.find(part)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def first_difference(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """First index at which two trajectories differ (a shorter one differs at its end), or −1."""
+    n = min(len(one), len(other))
+    differing = np.flatnonzero(one[:n] != other[:n])
+    if len(differing):
+        return int(differing[0])
+    return -1 if len(one) == len(other) else n

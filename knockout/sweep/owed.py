@@ -1,0 +1,190 @@
+"""What a sweep consists of, and what of it is not in the ledger yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
+from knockout.method.sampling import Sampling, cell_seed
+from knockout.tokens.candidates import Candidate
+
+__all__ = ["Owed", "Plan", "PlannedBenchmark", "PlannedProblem", "Round", "audit_mask", "owed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProblem:
+    """A problem as the engine gets it.
+
+    Attributes:
+        doc_id: The benchmark's own id, unique in it.
+        prompt: Token ids.
+        stop: Strings that end a trajectory.
+        max_tokens: Longest trajectory, in tokens; below 1 where the prompt leaves no room.
+    """
+
+    doc_id: str
+    prompt: tuple[int, ...]
+    stop: tuple[str, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBenchmark:
+    """A benchmark's problems, and how often and how each is sampled."""
+
+    name: str
+    n_seeds: int
+    sampling: Sampling
+    problems: tuple[PlannedProblem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that decides which requests a sweep makes.
+
+    Attributes:
+        run_seed: Keys all randomness of the run.
+        benchmarks: In the ledger's order.
+        candidates: In the ledger's order.
+        strategy: "fork", or "naive": every knockout from scratch.
+        audit: Share of knockouts that are generated again from scratch.
+    """
+
+    run_seed: int
+    benchmarks: tuple[PlannedBenchmark, ...]
+    candidates: tuple[Candidate, ...]
+    strategy: Literal["fork", "naive"] = "fork"
+    audit: float = 0.0
+    ban_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
+    """(C,) hash of each candidate's ids, for `audit_mask`."""
+
+    def __post_init__(self) -> None:
+        keys = np.array([_hash(c.token_ids) for c in self.candidates], dtype=np.uint64)
+        object.__setattr__(self, "ban_keys", keys)
+
+    def problem(self, key: CellKey) -> PlannedProblem:
+        """The problem of a cell."""
+        return self.benchmarks[key.benchmark].problems[key.problem]
+
+    def seed(self, key: CellKey) -> int:
+        """What keys the noise of a cell; the same for its baseline and all of its knockouts."""
+        benchmark = self.benchmarks[key.benchmark]
+        return cell_seed(
+            self.run_seed, benchmark.name, benchmark.problems[key.problem].doc_id, key.seed
+        )
+
+    def everything(self) -> Round:
+        """All seeds of all problems for all candidates, in one round."""
+        shape = (len(self.benchmarks), len(self.candidates))
+        most = max(benchmark.n_seeds for benchmark in self.benchmarks)
+        return Round(range(most), np.ones(shape, dtype=bool))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Cells that may be worked on at once.
+
+    Attributes:
+        seeds: Repeats; a benchmark with fewer of them stops earlier.
+        active: (B, C) bool, which candidates are knocked out on which benchmark. A benchmark
+            without any is left out.
+    """
+
+    seeds: range
+    active: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A cell with something left to do.
+
+    Attributes:
+        key: The cell.
+        asked: (C,) bool, the candidates to knock out, where the whole cell is owed.
+        steps: (C,) int32, where its baseline is in the ledger; else None.
+        forks: Candidates whose fork is owed.
+        audits: Candidates whose audit is owed and can start.
+    """
+
+    key: CellKey
+    asked: NDArray[np.bool_]
+    steps: NDArray[np.int32] | None = None
+    forks: tuple[int, ...] = ()
+    audits: tuple[int, ...] = ()
+
+
+def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
+    """Yields what a round still needs, and reads on in the ledger while it is asked for more.
+
+    First the cells with forks or audits left. Then a whole cell of each problem that has none yet,
+    those with the most room first, and at last all other cells, the problems with the longest
+    trajectories so far first: what is long must not begin when everything else has ended.
+    """
+    keys, steps = ledger.decided()
+    unfinished = ledger.unfinished()
+    failed = ledger.failed_forks()
+    audited = ledger.audited() if plan.audit else set()
+    for key, of_cell in zip(keys, steps, strict=True):
+        if key.seed not in this.seeds:
+            continue
+        diverging = set(np.flatnonzero(of_cell >= 0).tolist())
+        have = unfinished.get(key, diverging)
+        chosen = audit_mask(plan, key)
+        ready = set(np.flatnonzero(chosen & (of_cell == INHERITED)).tolist())
+        ready |= {c for c in have - failed.get(key, set()) if chosen[c]}
+        audits = tuple(sorted(c for c in ready if (key, c) not in audited))
+        forks = tuple(sorted(diverging - have))
+        if forks or audits:
+            yield Owed(key, of_cell != NOT_ASKED, of_cell, forks, audits)
+    there = set(keys)
+    known = {(key.benchmark, key.problem) for key in keys}
+    whole: dict[tuple[int, int], list[CellKey]] = {}
+    for b, benchmark in enumerate(plan.benchmarks):
+        if not this.active[b].any():
+            continue
+        for p in range(len(benchmark.problems)):
+            cells = (CellKey(b, p, s) for s in this.seeds if s < benchmark.n_seeds)
+            if left := [cell for cell in cells if cell not in there]:
+                whole[b, p] = left
+    room = {at: float(plan.problem(cells[0]).max_tokens) for at, cells in whole.items()}
+    for at in _longest_first((at for at in whole if at not in known), room):
+        first = whole[at].pop(0)
+        yield Owed(first, this.active[first.benchmark])
+    # What is not in the ledger by now is still running, so it is long.
+    lengths = dict.fromkeys(whole, np.inf) | ledger.mean_tokens()
+    for at in _longest_first(whole, lengths):
+        for key in whole[at]:
+            yield Owed(key, this.active[key.benchmark])
+
+
+def _longest_first(
+    problems: Iterable[tuple[int, int]], lengths: Mapping[tuple[int, int], float]
+) -> list[tuple[int, int]]:
+    return sorted(problems, key=lambda at: (-lengths[at], at))
+
+
+def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:
+    """Which candidates of a cell are audited: (C,) bool, the same whenever it is asked.
+
+    Decided by a hash of the cell's seed and the candidate's ids, so it depends neither on the
+    order of work nor on which other candidates the run has. A failed knockout is not audited.
+    """
+    if plan.strategy == "naive" or plan.audit <= 0:
+        return np.zeros(len(plan.candidates), dtype=bool)
+    # One round of SplitMix64's finaliser mixes the two hashes well enough for a share.
+    z = plan.ban_keys ^ np.uint64(plan.seed(key))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    uniform = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
+    return np.asarray(uniform < plan.audit)
+
+
+def _hash(token_ids: tuple[int, ...]) -> int:
+    text = ",".join(map(str, token_ids)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

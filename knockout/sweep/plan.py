@@ -1,0 +1,302 @@
+"""Cost and power of a sweep before anything is generated: what `knockout plan` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.errors import UsageError
+from knockout.stats.paired import pair
+from knockout.stats.power import expected_share, plan_mde, seed_correlation
+from knockout.sweep.cost import Cost, cost_from_frequency, cost_from_trajectories
+
+if TYPE_CHECKING:
+    from knockout.config.sweep import Sweep
+    from knockout.ledger.grades import GradeCube
+    from knockout.sweep.owed import PlannedBenchmark
+    from knockout.sweep.prepare import Prepared
+
+__all__ = ["SEEDS", "Assumptions", "BenchmarkForecast", "Forecast", "forecast", "read_baselines"]
+
+SEEDS = tuple(range(1, 17))
+
+# Divergences where the ban only moved the support, per occurrence of the token, at temperature
+# 0.6, top_k 20, top_p 0.95: .0052 and .0074 on IFEval and MATH-500 (bench/results/cost_model.json).
+SUPPORT_MOVES = 0.006
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What is assumed where no baseline tells.
+
+    Attributes:
+        mean_tokens: Length of a trajectory, in tokens; None: half of max_tokens.
+        pass1: Pass@1 of the baseline.
+        tokens_per_s: Speed of the engine.
+        correlation: Of a problem's differences on two seeds (`stats.power.design_trials`); about
+            .2 on IFEval in results/smollm2-135m.
+        rates: (C,) occurrences of each candidate per trajectory, or None where unknown.
+    """
+
+    mean_tokens: float | None = None
+    pass1: float = 0.5
+    tokens_per_s: float = 1000.0
+    correlation: float = 0.2
+    rates: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkForecast:
+    """One benchmark.
+
+    Attributes:
+        source: "baseline", "frequencies" or "bound" (nothing is known: every knockout is taken to
+            be generated whole).
+        forks, tokens, tokens_naive: Expected, over all seeds; tokens include baselines and audit.
+        mde_nominal, mde_fdr: Smallest detectable |Δ| for each of `SEEDS`, without and with
+            correction over the candidates; NaN where none can be seen.
+        share: Share of cells that would differ in grade without an effect, for the mean candidate.
+        correlation: Of a problem's differences on two seeds.
+    """
+
+    name: str
+    n_problems: int
+    n_seeds: int
+    source: str
+    mean_tokens: float
+    forks: float
+    tokens: float
+    tokens_naive: float
+    share: float
+    correlation: float
+    mde_nominal: NDArray[np.float64]
+    mde_fdr: NDArray[np.float64]
+
+    @property
+    def n_cells(self) -> int:
+        """Problems × seeds."""
+        return self.n_problems * self.n_seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A whole sweep."""
+
+    n_candidates: int
+    benchmarks: tuple[BenchmarkForecast, ...]
+    tokens_per_s: float
+
+    @property
+    def tokens(self) -> float:
+        """Generated tokens."""
+        return sum(b.tokens for b in self.benchmarks)
+
+    @property
+    def tokens_naive(self) -> float:
+        """Generated tokens of full re-runs."""
+        return sum(b.tokens_naive for b in self.benchmarks)
+
+    @property
+    def hours(self) -> float:
+        """At the given speed."""
+        return self.tokens / self.tokens_per_s / 3600
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+
+        def effects(values: NDArray[np.float64]) -> list[float | None]:
+            return [None if np.isnan(v) else round(float(v), 4) for v in values]
+
+        return {
+            "n_candidates": self.n_candidates,
+            "tokens": round(self.tokens),
+            "tokens_naive": round(self.tokens_naive),
+            "tokens_per_s": self.tokens_per_s,
+            "hours": round(self.hours, 3),
+            "benchmarks": [
+                {
+                    "name": b.name,
+                    "n_problems": b.n_problems,
+                    "n_seeds": b.n_seeds,
+                    "n_cells": b.n_cells,
+                    "source": b.source,
+                    "mean_tokens": round(b.mean_tokens, 1),
+                    "forks": round(b.forks),
+                    "tokens": round(b.tokens),
+                    "tokens_naive": round(b.tokens_naive),
+                    "share_differing": round(b.share, 4),
+                    "seed_correlation": round(b.correlation, 4),
+                    "seeds": list(SEEDS),
+                    "mde_nominal": effects(b.mde_nominal),
+                    "mde_fdr": effects(b.mde_fdr),
+                }
+                for b in self.benchmarks
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """Baselines of an earlier run, for one benchmark.
+
+    Attributes:
+        trajectories: Token ids of each.
+        right: (P,) right answers of the problems that have every seed.
+        n_seeds: Seeds of those.
+        correlation: Of a problem's differences on two seeds, over all knockouts of that run; None
+            where none differs, or with one seed.
+    """
+
+    trajectories: list[NDArray[np.int32]]
+    right: NDArray[np.int64]
+    n_seeds: int
+    correlation: float | None
+
+
+def read_baselines(directory: Path) -> dict[str, Baselines]:
+    """Reads the baselines of a run directory, by benchmark.
+
+    Raises:
+        UsageError: It has none.
+    """
+    from knockout.ledger import Ledger, grade_cubes
+
+    found: dict[str, Baselines] = {}
+    with Ledger.open(directory / "run.db") as ledger:
+        keys, _ = ledger.decided()
+        for b, cube in enumerate(grade_cubes(ledger)):
+            # A race may have ended before its last seed.
+            baseline = cube.baseline[:, (cube.baseline >= 0).any(axis=0)]
+            whole = (baseline >= 0).all(axis=1)
+            trajectories = [ledger.trajectory(key) for key in keys if key.benchmark == b]
+            if trajectories and whole.any():
+                right = baseline[whole].sum(axis=1).astype(np.int64)
+                found[cube.benchmark] = Baselines(
+                    trajectories, right, baseline.shape[1], _correlation(cube)
+                )
+    if not found:
+        raise UsageError(f"{directory}: this run has no finished baselines to plan from")
+    return found
+
+
+def _correlation(cube: GradeCube) -> float | None:
+    """Seed correlation of the knockouts that differ somewhere, weighted by how much they do."""
+    if not cube.candidates:
+        return None
+    pairs = pair(cube.baseline, cube.knockout)
+    weight = (pairs.won + pairs.lost).sum(axis=1).astype(float)
+    if cube.baseline.shape[1] < 2 or not weight.any():
+        return None
+    return float(np.average(seed_correlation(pairs), weights=weight))
+
+
+def forecast(
+    prepared: Prepared, assumed: Assumptions, baselines: dict[str, Baselines] | None = None
+) -> Forecast:
+    """Predicts cost and power of a sweep.
+
+    Args:
+        prepared: The sweep with its problems and candidates looked up.
+        assumed: What holds where no baseline tells.
+        baselines: Of an earlier run with the same model and sampling, by benchmark.
+    """
+    plan, sweep = prepared.plan, prepared.sweep
+    hypotheses = [c for c in plan.candidates if c.group != "canary"]
+    return Forecast(
+        n_candidates=len(hypotheses),
+        benchmarks=tuple(
+            _one(
+                benchmark,
+                [c.token_ids for c in hypotheses],
+                sweep,
+                assumed,
+                (baselines or {}).get(benchmark.name),
+            )
+            for benchmark in plan.benchmarks
+        ),
+        tokens_per_s=assumed.tokens_per_s,
+    )
+
+
+def _one(
+    benchmark: PlannedBenchmark,
+    bans: list[tuple[int, ...]],
+    sweep: Sweep,
+    assumed: Assumptions,
+    known: Baselines | None,
+) -> BenchmarkForecast:
+    n = len(benchmark.problems)
+    cells = n * benchmark.n_seeds
+    if known is not None:
+        source = "baseline"
+        cost = cost_from_trajectories(
+            known.trajectories,
+            bans,
+            truncates=benchmark.sampling.truncates,
+            support_moves=SUPPORT_MOVES,
+        )
+        shares = expected_share(known.right, known.n_seeds, cost.forks)
+    else:
+        length = assumed.mean_tokens or sum(p.max_tokens for p in benchmark.problems) / n / 2
+        if assumed.rates is not None:
+            source, cost = "frequencies", cost_from_frequency(assumed.rates, length)
+        else:
+            source = "bound"
+            cost = Cost(np.ones(len(bans)), np.full(len(bans), length), length)
+        shares = cost.forks * 2 * assumed.pass1 * (1 - assumed.pass1)
+    share = float(shares.mean()) if len(bans) else 0.0
+    scratch = cells * cost.length * (1 + len(bans))
+    audit = sweep.audit * cells * cost.length * len(bans) if sweep.strategy == "fork" else 0.0
+    tokens = cells * (cost.length + cost.tokens.sum()) + audit
+    alpha, correlation = sweep.verdict.alpha, assumed.correlation
+    if known is not None and known.correlation is not None:
+        correlation = known.correlation
+    design: dict[str, Any] = {"share": share, "correlation": correlation, "alpha": alpha}
+    return BenchmarkForecast(
+        name=benchmark.name,
+        n_problems=n,
+        n_seeds=benchmark.n_seeds,
+        source=source,
+        mean_tokens=cost.length,
+        forks=float(cells * cost.forks.sum()),
+        tokens=float(tokens if sweep.strategy == "fork" else scratch),
+        tokens_naive=float(scratch),
+        share=share,
+        correlation=correlation,
+        mde_nominal=plan_mde(n, SEEDS, **design),
+        mde_fdr=plan_mde(n, SEEDS, m=max(len(bans), 1), **design),
+    )
+
+
+def rates_from_file(
+    path: Path, column: str, ids_column: str, per: float, bans: list[tuple[int, ...]]
+) -> NDArray[np.float64]:
+    """Occurrences of each ban per trajectory, from a table of token frequencies.
+
+    Args:
+        path: CSV or Parquet.
+        column: Column of counts.
+        ids_column: Column of token ids.
+        per: Trajectories over which the counts were taken.
+        bans: C sets of token ids; ids that the table lacks count 0.
+
+    Raises:
+        UsageError: The file or a column is not there.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as a table: {error}") from None
+    for name in (column, ids_column):
+        if name not in table.columns:
+            raise UsageError(
+                f"{path}: found no column {name!r}; it has {', '.join(map(str, table.columns))}"
+            )
+    of = dict(zip(table[ids_column].astype(int), table[column].astype(float), strict=True))
+    return np.array([sum(of.get(token, 0.0) for token in ban) for ban in bans]) / per

@@ -1,0 +1,329 @@
+"""A whole run: its directory, its engine, its rounds, its results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knockout._version import __version__
+from knockout.config.file import dump_sweep
+from knockout.config.sweep import Sweep
+from knockout.engines.base import Engine
+from knockout.engines.open import open_engine
+from knockout.errors import KnockoutError, UsageError
+from knockout.files import write_text
+from knockout.ledger import BenchmarkRow, Ledger, ProblemRow, RunLock, totals
+from knockout.sweep.identity import differences, digest
+from knockout.sweep.jobs import Snapshot
+from knockout.sweep.owed import Round, owed
+from knockout.sweep.prepare import Prepared, prepare
+from knockout.sweep.progress import Display
+from knockout.sweep.racing import race_rounds
+from knockout.sweep.scheduler import Scheduler
+from knockout.sweep.summary import summarise
+from knockout.tokens.checkpoint import resolve_model
+
+__all__ = ["Interrupted", "run_sweep", "start_engine"]
+
+log = logging.getLogger("knockout")
+
+# A killed session loses at most this much of its time on record.
+_NOTE_TIME_EVERY_S = 30.0
+
+_OURS = {
+    "run.lock",
+    "run.log",
+    "run.db",
+    "run.db-wal",
+    "run.db-shm",
+    "run.db-journal",
+    "config.yaml",
+}
+
+
+class Interrupted(KnockoutError):
+    """The user stopped the run; what had finished is in the ledger."""
+
+    exit_code = 130
+
+
+def start_engine(sweep: Sweep) -> Engine:
+    """Starts the sweep's engine."""
+    settings = sweep.engine.model_dump()
+    settings["options"] = settings["options"] or None
+    folder = resolve_model(sweep.model, revision=sweep.revision)
+    return open_engine(folder, trust_remote_code=sweep.trust_remote_code, **settings)
+
+
+def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str = "") -> None:
+    """Runs a sweep, or goes on with it, and writes its results.
+
+    Args:
+        sweep: The sweep.
+        out: The run directory; made where it is missing.
+        retry_failed: Whether what the engine failed on is tried again.
+        again: The command that goes on with the run, for messages.
+
+    Raises:
+        UsageError: The directory belongs to another sweep, or another process works on it.
+        KnockoutError: The run failed; what had finished is in the ledger.
+        Interrupted: The user stopped it.
+    """
+    _check_directory(out)
+    prepared = prepare(sweep)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be made: {error.strerror}") from None
+    with RunLock(out), _logging_to(out / "run.log"), _open_ledger(prepared, out) as ledger:
+        write_text(out / "config.yaml", dump_sweep(sweep))
+        for warning in prepared.warnings:
+            log.warning(warning)
+        if retry_failed:
+            _forget_failures(ledger, raced=sweep.adaptive is not None)
+        finished = _work(prepared, ledger)
+        state = totals(ledger)
+        summary = summarise(ledger, sweep)
+        write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        if not finished:
+            raise Interrupted(
+                f"stopped with {state.cells} of {state.planned_cells} cells in {out / 'run.db'}; "
+                f"go on with: {again or 'the same command'}"
+            )
+        _write_verdicts(ledger, sweep, out)
+        for warning in summary["warnings"]:
+            log.warning(warning)
+
+
+def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
+    """Makes failures owed again; in a race only while nothing was decided without them."""
+    decided = (
+        "SELECT COUNT(*) FROM {} WHERE finish = 'error' AND seed < (SELECT MAX(seed) FROM cell)"
+    )
+    if raced and (n := sum(ledger.query(decided.format(t))[0][0] for t in ("cell", "fork"))):
+        raise UsageError(
+            f"--retry-failed: {n} trajectories failed in rounds after which the race went on "
+            "without them; trying them again would change what was decided. Give another --out"
+        )
+    if n := ledger.forget_failures():
+        log.info("trying %d failed trajectories again", n)
+
+
+def _rounds(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> Iterable[Round]:
+    """What is to be generated, in turn; each round is asked for when the one before is done."""
+    sweep = prepared.sweep
+    if sweep.adaptive is None:
+        return [prepared.plan.everything()]
+    return race_rounds(prepared.plan, ledger, sweep.verdict, sweep.adaptive, hours)
+
+
+def _nothing_owed(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> bool:
+    rounds = _rounds(prepared, ledger, hours)
+    return not any(next(owed(prepared.plan, ledger, this), None) for this in rounds)
+
+
+def _work(prepared: Prepared, ledger: Ledger) -> bool:
+    """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
+
+    def hours_so_far() -> float:
+        return float(ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]) / 3600
+
+    if _nothing_owed(prepared, ledger, hours_so_far):
+        log.info("nothing is left to generate")
+        return True
+    from knockout.grading.pool import GraderPool
+
+    sweep, started = prepared.sweep, time.monotonic()
+    session = ledger.add_session(
+        datetime.now(UTC).isoformat(timespec="seconds"), socket.gethostname(), os.getpid()
+    )
+    noted = started
+
+    def note_time() -> None:
+        nonlocal noted
+        noted = time.monotonic()
+        ledger.set_wall(session, noted - started)
+
+    def hours() -> float:
+        note_time()
+        return hours_so_far()
+
+    engine = start_engine(sweep)
+    try:
+        _check_engine(engine, prepared)
+        ledger.describe_session(session, _session_record(engine, sweep))
+        state = totals(ledger)
+        pool = GraderPool(
+            prepared.benchmarks,
+            workers=sweep.grading.workers,
+            timeout_s=sweep.grading.timeout_s,
+            memory_mb=sweep.grading.memory_mb,
+        )
+        with (
+            closing(pool) as grader,
+            Display(state.planned_cells, state.cells) as display,
+        ):
+
+            def observe(snapshot: Snapshot) -> None:
+                display.observe(snapshot)
+                if time.monotonic() - noted >= _NOTE_TIME_EVERY_S:
+                    note_time()
+
+            scheduler = Scheduler(
+                prepared.plan, ledger, engine, grader, prepared.tokenizer,
+                sweep.engine.max_num_seqs * getattr(engine, "n_engines", 1), observe,
+            )  # fmt: skip
+            with _stop_on_signal(scheduler):
+                # Who stops it while the last grade is written has stopped nothing.
+                return scheduler.run(_rounds(prepared, ledger, hours)) or _nothing_owed(
+                    prepared, ledger, hours
+                )
+    finally:
+        note_time()
+        engine.close()
+
+
+def _check_engine(engine: Engine, prepared: Prepared) -> None:
+    """The plan was made from the checkpoint's files; the engine must not allow less."""
+    width = engine.info.vocab_size
+    for candidate in prepared.plan.candidates:
+        if candidate.token_ids[-1] >= width:
+            raise UsageError(
+                f"candidate {candidate.name}: token id {candidate.token_ids[-1]} is outside the "
+                f"engine's logits, which are {width} wide"
+            )
+    longest = max(
+        len(p.prompt) + p.max_tokens for b in prepared.plan.benchmarks for p in b.problems
+    )
+    if longest > engine.info.max_model_len:
+        raise UsageError(
+            f"the engine holds {engine.info.max_model_len} tokens, the longest prompt with its "
+            f"trajectory needs {longest}; set engine.max_model_len, or lower sampling.max_tokens"
+        )
+
+
+def _session_record(engine: Engine, sweep: Sweep) -> dict[str, Any]:
+    return {
+        "knockout": __version__,
+        "python": platform.python_version(),
+        "engine": asdict(engine.info),
+        "sweep": sweep.model_dump(mode="json"),
+    }
+
+
+def _check_directory(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: found a file; expected a folder for the run, or none yet")
+    if out.is_dir() and not (out / "run.db").is_file():
+        others = sorted(p.name for p in out.iterdir() if p.name not in _OURS)
+        if others:
+            raise UsageError(
+                f"{out}: the folder is not empty (it holds {others[0]}) and holds no run; "
+                "give another --out"
+            )
+
+
+def _open_ledger(prepared: Prepared, out: Path) -> Ledger:
+    path = out / "run.db"
+    if not Ledger.is_begun(path):
+        log.info("new run in %s", out)
+        return _create_ledger(prepared, path)
+    ledger = Ledger.open(path, write=True)
+    there = json.loads(ledger.meta()["identity"])
+    different = differences(there, prepared.identity)
+    if different:
+        ledger.close()
+        shown = "".join(f"\n  {line}" for line in different[:20])
+        rest = f"\n  and {len(different) - 20} more" if len(different) > 20 else ""
+        raise UsageError(
+            f"{out}: this run directory belongs to another sweep. What differs:{shown}{rest}\n"
+            "Give another --out, change the sweep file back, or delete the directory"
+        )
+    log.info("going on with the run in %s", out)
+    return ledger
+
+
+def _create_ledger(prepared: Prepared, path: Path) -> Ledger:
+    plan = prepared.plan
+    special = sorted(prepared.vocabulary.special_ids)
+    return Ledger.create(
+        path,
+        {
+            "identity": json.dumps(prepared.identity, sort_keys=True, default=str),
+            "identity_hash": digest(prepared.identity),
+            "made_by": f"knockout-harness {__version__}",
+            "special_ids": json.dumps(special),
+        },
+        prepared.resolved.candidates,
+        [
+            BenchmarkRow(b.name, b.metric, p.n_seeds, b.fingerprint)
+            for b, p in zip(prepared.benchmarks, plan.benchmarks, strict=True)
+        ],
+        [
+            ProblemRow(
+                b, n, planned.doc_id, problem.prompt, np.array(planned.prompt, dtype=np.int32)
+            )
+            for b, (benchmark, of) in enumerate(
+                zip(prepared.benchmarks, plan.benchmarks, strict=True)
+            )
+            for n, (problem, planned) in enumerate(
+                zip(benchmark.problems, of.problems, strict=True)
+            )
+        ],
+    )
+
+
+def _write_verdicts(ledger: Ledger, sweep: Sweep, out: Path) -> None:
+    from knockout.sweep.results import verdict_table
+    from knockout.verdicts.files import write_verdicts
+
+    frame = verdict_table(ledger, sweep.verdict)
+    write_verdicts(frame, out / "verdicts.csv", out / "verdicts.json")
+
+
+@contextmanager
+def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run cleanly, the second at once."""
+
+    def stop(number: int, _: object) -> None:
+        if scheduler.stopping:
+            raise KeyboardInterrupt
+        log.warning("stopping after this step; once more stops at once")
+        scheduler.stop()
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Writes the program's log into the run directory, and its messages to stderr."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    try:
+        yield
+    except KnockoutError as error:
+        # The command line prints it too, so it goes to the file alone.
+        file.emit(log.makeRecord(log.name, logging.ERROR, "", 0, f"ended: {error}", (), None))
+        raise
+    finally:
+        log.removeHandler(file)
+        file.close()

@@ -1,0 +1,402 @@
+"""The sweep's loop: baselines, then forks in the same running batch, grades beside them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knockout.engines.base import Completion, Engine, Request
+from knockout.engines.checks import checked
+from knockout.errors import KnockoutError
+from knockout.grading import Grade
+from knockout.ledger import (
+    INHERITED,
+    NOT_ASKED,
+    AuditRow,
+    CellKey,
+    CellRow,
+    ForkRow,
+    Ledger,
+)
+from knockout.method.divergence import Divergences, find_divergences, logprobs_needed
+from knockout.sweep.jobs import (
+    NO_TOKENS,
+    Cell,
+    Job,
+    Snapshot,
+    Standing,
+    first_difference,
+    response_text,
+)
+from knockout.sweep.owed import Owed, Plan, Round, audit_mask, owed
+
+__all__ = ["Grader", "Scheduler"]
+
+# Rows wait at most this long for their transaction: what a killed process can lose.
+_COMMIT_EVERY_S = 2.0
+_COMMIT_EVERY_ROWS = 256
+# Requests queued in the engine beyond those it runs, so that a freed place is filled at once.
+_LOOKAHEAD = 8
+# Answers waiting for a grade; beyond them generation waits.
+_MOST_GRADING = 4096
+
+
+class Grader(Protocol):
+    """Grades beside generation; see `knockout.grading`."""
+
+    @property
+    def n_open(self) -> int:
+        """Answers submitted and not yet returned."""
+
+    def submit(
+        self, key: str, benchmark: str, problem_index: int, response: str | None, finished: bool
+    ) -> None:
+        """Queues an answer."""
+
+    def poll(self) -> list[tuple[str, Grade]]:
+        """Returns the grades that are there, without waiting."""
+
+
+class Scheduler:
+    """Does what a ledger still lacks.
+
+    Args:
+        plan: The sweep.
+        ledger: Where everything finished goes.
+        engine: What generates.
+        grader: What grades.
+        tokenizer: For the text that is graded.
+        max_num_seqs: Requests that the engine runs at once.
+        observe: Called in every turn of the loop.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ledger: Ledger,
+        engine: Engine,
+        grader: Grader,
+        tokenizer: Any,
+        max_num_seqs: int,
+        observe: Callable[[Snapshot], None] = lambda _: None,
+    ) -> None:
+        self.plan, self.ledger, self.engine, self.grader = plan, ledger, engine, grader
+        self.tokenizer = tokenizer
+        self.most_open = max_num_seqs + _LOOKAHEAD
+        self.observe = observe
+        self.stopping = False
+        self._todo: Iterator[Owed] = iter(())
+        self._ready: deque[Job] = deque()
+        self._running: dict[str, Job] = {}
+        self._requests: dict[str, Request] = {}
+        self._grading: dict[str, tuple[Job, Completion]] = {}
+        self._cells: list[CellRow] = []
+        self._forks: list[ForkRow] = []
+        self._audits: list[AuditRow] = []
+        self._last_commit = time.monotonic()
+        self._n_cells = self._n_forks = self._tokens = 0
+        self._standing = Standing([c.name for c in plan.candidates])
+        self._largest_ban = max((len(c.token_ids) for c in plan.candidates), default=1)
+        self._ban_texts = [
+            [tokenizer.decode([t]) for t in c.token_ids if t < len(tokenizer)]
+            for c in plan.candidates
+        ]
+
+    def run(self, rounds: Iterable[Round]) -> bool:
+        """Works through rounds; a round is planned when the one before it is in the ledger.
+
+        Returns:
+            True when all is done, False when `stop` ended it early.
+
+        Raises:
+            KnockoutError: The engine failed; what had finished is in the ledger.
+        """
+        self._n_cells = self.ledger.query("SELECT COUNT(*) FROM cell")[0][0]
+        self._n_forks = self.ledger.query("SELECT COUNT(*) FROM fork")[0][0]
+        for pair in self.ledger.query(
+            "SELECT f.candidate, c.correct, f.correct, COUNT(*) FROM fork f"
+            " JOIN cell c USING (benchmark, problem, seed)"
+            " WHERE c.correct <> f.correct GROUP BY 1, 2, 3"
+        ):
+            self._standing.count(*pair)
+        for this in rounds:
+            self._todo = owed(self.plan, self.ledger, this)
+            while self._feed() or self._running or self._grading:
+                for completion in self._step():
+                    self._arrived(completion)
+                self._collect_grades()
+                self._commit_when_due()
+                self.observe(self.snapshot())
+                if self.stopping:
+                    self._finish_grading()
+                    return False
+            self._commit()
+        return True
+
+    def stop(self) -> None:
+        """Ends the run after the current step: what finished is graded and written."""
+        self.stopping = True
+
+    def snapshot(self) -> Snapshot:
+        """How far it is."""
+        return Snapshot(
+            cells=self._n_cells,
+            forks=self._n_forks,
+            waiting=len(self._ready),
+            running=len(self._running),
+            grading=len(self._grading),
+            tokens=self._tokens,
+            leading=self._standing.leading(),
+        )
+
+    def _feed(self) -> bool:
+        """Fills the engine: forks and audits first, while their prefix is cached, then baselines.
+
+        Returns:
+            Whether anything is left that has not been started.
+        """
+        while len(self._running) < self.most_open and len(self._grading) < _MOST_GRADING:
+            if not self._ready and not self._start_next_cell():
+                return False
+            while self._ready and len(self._running) < self.most_open:
+                self._submit(self._ready.popleft())
+        return True
+
+    def _start_next_cell(self) -> bool:
+        """Makes the next owed cell's jobs ready; False when the round has no more."""
+        while (item := next(self._todo, None)) is not None:
+            cell = Cell(item.key, item.asked, audit_mask(self.plan, item.key))
+            if item.steps is None:
+                if self.plan.problem(item.key).max_tokens >= 1:
+                    self._ready.append(Job(cell, "baseline"))
+                    return True
+                self._failed_cell(cell, "the prompt leaves no room in engine.max_model_len")
+                continue
+            cell.tokens, cell.steps, cell.written = (
+                self.ledger.trajectory(item.key),
+                item.steps,
+                True,
+            )
+            cell.correct = self.ledger.query(
+                "SELECT correct FROM cell WHERE benchmark = ? AND problem = ? AND seed = ?",
+                item.key,
+            )[0][0]
+            # An audit can be there before its fork, whose grade it does not wait for.
+            cell.audited[self.ledger.audits_of(item.key)] = False
+            self._ready.extend(Job(cell, "fork", c, int(item.steps[c])) for c in item.forks)
+            for c in item.audits:
+                self._ready.append(Job(cell, "audit", c, 0, self.ledger.trajectory(item.key, c)))
+            return True
+        return False
+
+    def _submit(self, job: Job) -> None:
+        key, problem = job.cell.key, self.plan.problem(job.cell.key)
+        sampling = self.plan.benchmarks[key.benchmark].sampling
+        baseline = job.kind == "baseline"
+        wants_logprobs = baseline and self.plan.strategy == "fork"
+        request = Request(
+            key=job.key,
+            prompt=problem.prompt,
+            prefix=tuple(job.cell.tokens[: job.step].tolist()),
+            seed=self.plan.seed(key),
+            sampling=sampling,
+            max_tokens=problem.max_tokens,
+            banned=() if baseline else self.plan.candidates[job.candidate].token_ids,
+            stop=problem.stop,
+            logprobs=logprobs_needed(sampling, self._largest_ban) if wants_logprobs else 0,
+        )
+        with self._engine_failures():
+            self.engine.add(request)
+        self._running[job.key], self._requests[job.key] = job, request
+
+    def _step(self) -> list[Completion]:
+        if not self._running:
+            time.sleep(0.002)  # only grades are awaited
+            return []
+        with self._engine_failures():
+            done = self.engine.step()
+            if not done and not self.engine.n_open:
+                raise RuntimeError(f"it lost {len(self._running)} requests")
+            eos_ids = self.engine.info.eos_ids
+            return [checked(self._requests.pop(c.key), c, eos_ids) for c in done]
+
+    @contextmanager
+    def _engine_failures(self) -> Iterator[None]:
+        """Puts an exception down to the engine, after writing what had finished before it."""
+        try:
+            yield
+        except Exception as error:
+            self._finish_grading()
+            if isinstance(error, KnockoutError):
+                raise
+            raise KnockoutError(
+                f"the engine failed: {type(error).__name__}: {error}. What had finished is in the "
+                "ledger; the same command goes on from there"
+            ) from error
+
+    def _arrived(self, done: Completion) -> None:
+        job = self._running.pop(done.key)
+        self._tokens += done.n_generated
+        if job.kind == "baseline":
+            self._baseline(job, done)
+        elif job.kind == "fork":
+            self._fork(job, done)
+        else:
+            differs_at = (
+                -1 if done.finish == "error" else first_difference(done.tokens, job.reference)
+            )
+            self._write(
+                job.cell,
+                AuditRow(
+                    job.cell.key, job.candidate, differs_at, done.tokens, done.finish, done.error
+                ),
+            )
+
+    def _baseline(self, job: Job, done: Completion) -> None:
+        cell = job.cell
+        if done.finish == "error":
+            self._failed_cell(cell, done.error or "the engine gave no reason", done)
+            return
+        cell.tokens = done.tokens
+        cell.divergences = self._divergences(cell, done)
+        cell.steps = np.where(cell.asked, cell.divergences.step, NOT_ASKED).astype(np.int32)
+        for c in np.flatnonzero(cell.steps >= 0).tolist():
+            self._ready.append(Job(cell, "fork", c, int(cell.steps[c])))
+        for c in np.flatnonzero((cell.steps == INHERITED) & cell.audited).tolist():
+            self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
+        self._submit_answer(job, done)
+
+    def _divergences(self, cell: Cell, done: Completion) -> Divergences:
+        n = len(self.plan.candidates)
+        if self.plan.strategy == "naive":
+            return Divergences(np.zeros(n, dtype=np.int32), np.zeros(n, dtype=bool), 0, 0)
+        return find_divergences(
+            done.tokens,
+            done.top_ids,
+            done.top_logprobs,
+            [candidate.token_ids for candidate in self.plan.candidates],
+            self.plan.benchmarks[cell.key.benchmark].sampling,
+            seed=self.plan.seed(cell.key),
+            first_position=len(self.plan.problem(cell.key).prompt),
+            vocab_size=self.engine.info.vocab_size,
+        )
+
+    def _fork(self, job: Job, done: Completion) -> None:
+        if done.finish == "error":
+            row = ForkRow(
+                job.cell.key, job.candidate, job.step, done.tokens[job.step :],
+                "error", None, "failed", None, done.error or "the engine gave no reason",
+            )  # fmt: skip
+            self._write(job.cell, row)
+            return
+        if job.cell.audited[job.candidate]:
+            self._ready.append(Job(job.cell, "audit", job.candidate, 0, done.tokens))
+        self._submit_answer(job, done)
+
+    def _submit_answer(self, job: Job, done: Completion) -> None:
+        key = job.cell.key
+        text = self._text(key, done.tokens)
+        self._grading[job.key] = (job, done)
+        name = self.plan.benchmarks[key.benchmark].name
+        self.grader.submit(job.key, name, key.problem, text, done.finish == "stop")
+
+    def _text(self, key: CellKey, tokens: NDArray[np.int32]) -> str:
+        stop = self.plan.problem(key).stop
+        return response_text(self.tokenizer, tokens, stop, self.engine.info.eos_ids)
+
+    def _collect_grades(self) -> None:
+        try:
+            grades = self.grader.poll()
+        except Exception:  # whatever it is, what had finished is kept
+            self._commit()
+            raise
+        for key, grade in grades:
+            self._graded(key, grade)
+
+    def _graded(self, key: str, grade: Grade) -> None:
+        job, done = self._grading.pop(key)
+        cell = job.cell
+        # An answer that could not be graded is missing, not wrong.
+        correct = None if grade.status in {"timeout", "error"} else int(grade.correct)
+        if job.kind == "fork":
+            row = ForkRow(
+                cell.key, job.candidate, job.step, done.tokens[job.step :], done.finish, correct,
+                grade.status, grade.extracted, None, self._respelled(cell.key, job.candidate, done.tokens),
+            )  # fmt: skip
+            self._write(cell, row)
+            return
+        assert cell.divergences is not None
+        found = cell.divergences
+        self._cells.append(
+            CellRow(
+                cell.key,
+                self.plan.seed(cell.key),
+                done.tokens,
+                done.finish,
+                correct,
+                grade.status,
+                grade.extracted,
+                None,
+                cell.steps,
+                int((found.early & (cell.steps >= 0)).sum()),
+                found.n_checked,
+                found.n_coupling_errors,
+            )
+        )
+        self._n_cells += 1
+        cell.correct, cell.written = correct, True
+        for waiting in cell.rows:
+            self._write(cell, waiting)
+        cell.rows.clear()
+
+    def _respelled(self, key: CellKey, candidate: int, tokens: NDArray[np.int32]) -> bool:
+        """Whether the text's own encoding holds a banned id; its ids never do."""
+        text = self._text(key, tokens)
+        if not any(part in text for part in self._ban_texts[candidate]):
+            return False
+        again = self.tokenizer.encode(text, add_special_tokens=False)
+        return not set(self.plan.candidates[candidate].token_ids).isdisjoint(again)
+
+    def _failed_cell(self, cell: Cell, why: str, done: Completion | None = None) -> None:
+        tokens = NO_TOKENS if done is None else done.tokens
+        steps = np.full(len(self.plan.candidates), NOT_ASKED, dtype=np.int32)
+        seed = self.plan.seed(cell.key)
+        self._cells.append(
+            CellRow(cell.key, seed, tokens, "error", None, "failed", None, why, steps)
+        )
+        self._n_cells += 1
+
+    def _write(self, cell: Cell, row: ForkRow | AuditRow) -> None:
+        """Puts a row into the next transaction, or behind its cell's."""
+        if not cell.written:
+            cell.rows.append(row)
+        elif isinstance(row, ForkRow):
+            self._forks.append(row)
+            self._n_forks += 1
+            self._standing.count(row.candidate, cell.correct, row.correct)
+        else:
+            self._audits.append(row)
+
+    def _commit_when_due(self) -> None:
+        n = len(self._cells) + len(self._forks) + len(self._audits)
+        if n >= _COMMIT_EVERY_ROWS or time.monotonic() - self._last_commit >= _COMMIT_EVERY_S:
+            self._commit()
+
+    def _commit(self) -> None:
+        if self._cells or self._forks or self._audits:
+            self.ledger.commit(self._cells, self._forks, self._audits)
+            self._cells, self._forks, self._audits = [], [], []
+        self._last_commit = time.monotonic()
+
+    def _finish_grading(self) -> None:
+        """Waits for the grades of what finished (each has a time limit) and writes it."""
+        while self._grading and self.grader.n_open:
+            self._collect_grades()
+            time.sleep(0.002)
+        self._commit()

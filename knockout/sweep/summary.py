@@ -1,0 +1,182 @@
+"""`summary.json`: what a run did, counted from its ledger, and what is suspicious about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from knockout.config.sweep import Sweep
+from knockout.ledger import Ledger, Totals, totals
+from knockout.sweep.racing import race_record
+
+__all__ = ["summarise"]
+
+# Above these shares the user is told. A coupling error means that the host and the engine
+# disagree about a pick; in float32 there are next to none.
+_MOST_COUPLING_ERRORS = 0.001
+_MOST_FORK_ERRORS = 0.02
+_MOST_UNFINISHED = 0.2
+
+
+def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
+    """Counts a run.
+
+    Args:
+        ledger: The run's.
+        sweep: What it ran with.
+
+    Returns:
+        The content of `summary.json`; counts of trajectories and tokens are of what is in the
+        ledger, so that they are the same whether or not the run was interrupted.
+    """
+    state = totals(ledger)
+    n_problems = dict(ledger.query("SELECT benchmark, COUNT(*) FROM problem GROUP BY benchmark"))
+    sessions = ledger.query("SELECT record FROM session ORDER BY id")
+    records = [json.loads(text) for (text,) in sessions]
+    engine = next((r["engine"] for r in reversed(records) if r.get("engine")), None)
+    if engine is not None:
+        engine.pop("model", None)  # the folder on that machine
+    meta = ledger.meta()
+    made = json.loads(meta.get("identity", "{}"))
+    return {
+        "model": sweep.model,
+        "engine": engine,
+        "benchmarks": [b.name for b in ledger.benchmarks],
+        "n_problems": {b.name: n_problems.get(i, 0) for i, b in enumerate(ledger.benchmarks)},
+        "seeds": {b.name: b.n_seeds for b in ledger.benchmarks},
+        "strategy": sweep.strategy,
+        "n_candidates": sum(c.group == "candidate" for c in ledger.candidates),
+        "n_controls": sum(c.group == "control" for c in ledger.candidates),
+        "n_seeds": max(b.n_seeds for b in ledger.benchmarks),
+        "n_cells": state.planned_cells,
+        "cells_done": state.cells - state.failed_cells,
+        "cells_failed": state.failed_cells,
+        "trajectories": state.cells + state.forks + state.inherited,
+        "forks": state.forks,
+        "forks_failed": state.failed_forks,
+        "forks_owed": state.owed_forks,
+        "early_forks": state.early_forks,
+        "inherited": state.inherited,
+        "tokens_generated": state.tokens_generated,
+        "tokens_naive": state.tokens_naive,
+        "tokens_audit": state.tokens_audit,
+        "coupling_errors": state.coupling_errors,
+        "steps_checked": state.steps_checked,
+        "audited": state.audited,
+        "fork_errors": state.fork_errors,
+        "audits_failed": state.failed_audits,
+        "unfinished": state.unfinished,
+        "grades": state.grades,
+        "timeouts": state.grades.get("timeout", 0),
+        "respelled": state.respelled,
+        "canary": _canary(ledger),
+        "race": race_record(ledger),
+        "wall_s": round(state.wall_s, 3),
+        "sessions": len(sessions),
+        "complete": state.complete,
+        "identity_hash": meta.get("identity_hash"),
+        "run_seed": made.get("run_seed"),
+        "sampling": made.get("sampling"),
+        "fingerprints": {
+            "model": made.get("model_fingerprint"),
+            "tokenizer": made.get("tokenizer_fingerprint"),
+            "benchmarks": made.get("benchmark_fingerprints"),
+        },
+        "versions": sorted({r["knockout"] for r in records if "knockout" in r}),
+        "warnings": _warnings(ledger, sweep, state),
+    }
+
+
+def _canary(ledger: Ledger) -> dict[str, Any] | None:
+    """What the A/A row shows; None where the vocabulary has no id that cannot occur."""
+    for index, candidate in enumerate(ledger.candidates):
+        if candidate.group == "canary":
+            # Of the cells' steps, since forks may be millions.
+            forks = ledger.query(
+                "SELECT COUNT(*) FROM cell"
+                " WHERE substr(steps, ?, 4) NOT IN (x'ffffffff', x'feffffff')",
+                (4 * index + 1,),
+            )[0][0]
+            audited, differ = ledger.query(
+                "SELECT COUNT(*), COALESCE(SUM(differs_at >= 0), 0) FROM audit"
+                " WHERE candidate = ? AND finish <> 'error'",
+                (index,),
+            )[0]
+            return {
+                "candidate": candidate.name,
+                "token_ids": list(candidate.token_ids),
+                "forked": forks,
+                "audited": audited,
+                "fork_errors": differ,
+            }
+    return None
+
+
+def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
+    found = []
+    if state.coupling_errors > _MOST_COUPLING_ERRORS * state.steps_checked:
+        found.append(
+            f"{state.coupling_errors} of {state.steps_checked} picks of the baselines came out "
+            "otherwise when computed again: forks may start too late. float32, or an engine that "
+            "does not depend on the batch, helps"
+        )
+    if state.fork_errors > _MOST_FORK_ERRORS * state.audited:
+        found.append(
+            f"{state.fork_errors} of {state.audited} audited knockouts differ from a run from "
+            "scratch: rounding differs between prefill and decoding"
+        )
+    generated = state.cells + state.forks
+    if state.unfinished > _MOST_UNFINISHED * generated:
+        found.append(
+            f"{state.unfinished} of {generated} trajectories ran into max_tokens; one that "
+            "holds no answer by then counts as wrong"
+        )
+    if state.failed_cells or state.failed_forks:
+        found.append(
+            f"the engine failed on {state.failed_cells} baselines and {state.failed_forks} forks; "
+            "they are missing from the verdicts (`knockout run ... --retry-failed` tries again)"
+        )
+    ungraded = sum(state.grades.get(status, 0) for status in ("timeout", "error"))
+    if ungraded:
+        found.append(
+            f"{ungraded} answers could not be graded (time limit or an error of the grader); they "
+            "are missing from the verdicts, not wrong"
+        )
+    return found + _identical_repeats(ledger, sweep)
+
+
+def _identical_repeats(ledger: Ledger, sweep: Sweep) -> list[str]:
+    """Benchmarks whose repeats are all the same although they were sampled: a seed that got lost."""
+    found = []
+    sampled = {e.name: sweep.settings(e).sampling.temperature > 0 for e in sweep.benchmarks}
+    for index, benchmark in enumerate(ledger.benchmarks):
+        if sampled.get(benchmark.name, True) and _all_repeats_equal(ledger, index):
+            found.append(
+                f"{benchmark.name}: all repeats of every problem are identical although the "
+                "temperature is above 0; seeds do not seem to reach the engine"
+            )
+    return found
+
+
+def _all_repeats_equal(ledger: Ledger, benchmark: int) -> bool:
+    """Whether each problem with several repeats has the same baseline in all of them.
+
+    Lengths tell nearly always; tokens are read only where all lengths agree, and only up to the
+    first problem whose repeats differ.
+    """
+    repeated = ledger.query(
+        "SELECT problem, MIN(n_tokens), MAX(n_tokens) FROM cell WHERE benchmark = ?"
+        " GROUP BY problem HAVING COUNT(*) > 1",
+        (benchmark,),
+    )
+    if not repeated or any(low != high for _, low, high in repeated):
+        return False
+    for problem, _, _ in repeated:
+        kinds = ledger.query(
+            "SELECT COUNT(DISTINCT ids) FROM cell JOIN generation USING (benchmark, problem, seed)"
+            " WHERE benchmark = ? AND problem = ? AND candidate = -1",
+            (benchmark, problem),
+        )
+        if kinds[0][0] > 1:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Vocabulary, lists of tokens and candidates."""

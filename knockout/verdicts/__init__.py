@@ -1,0 +1,1 @@
+"""The verdict table: rows, files, terminal, export of lists."""
