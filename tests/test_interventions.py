@@ -72,7 +72,7 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     ],
 )
 def test_values_that_do_not_go_together_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"expected|with|replac|range"):
         Intervention(**values)
 
 
