@@ -228,30 +228,16 @@ def _indices(what: str, names: list[str], wanted: Collection[str] | None) -> lis
 
 def _rows(ledger: Ledger, b: int, chosen: list[int], inherited: bool) -> list[tuple[Any, ...]]:
     """Rows of one benchmark, baselines before their knockouts."""
-    from knockout.ledger.codec import unpack_steps
-
     benchmark = ledger.benchmarks[b].name
-    forks = {
-        (p, s, c): (step, n, finish, correct, grade)
-        for p, s, c, step, n, finish, correct, grade in ledger.query(
-            "SELECT problem, seed, candidate, step, n_tokens, finish, correct, grade FROM fork"
-            " WHERE benchmark = ?",
-            (b,),
-        )
-    }
+    forks = {(f.problem, f.seed, f.candidate): f[3:] for f in ledger.forks(b)}
+    doc_ids = ledger.doc_ids(b)
     rows: list[tuple[Any, ...]] = []
-    for doc, p, s, n, finish, correct, grade, blob in ledger.query(
-        "SELECT doc_id, problem, seed, n_tokens, finish, correct, grade, steps"
-        " FROM cell JOIN problem USING (benchmark, problem)"
-        " WHERE benchmark = ? AND finish <> 'error' ORDER BY 2, 3",
-        (b,),
-    ):
-        place = (benchmark, doc, p, s)
+    for p, s, finish, correct, grade, n, steps in ledger.cells(b, failed=False):
+        place = (benchmark, doc_ids[p], p, s)
         key = CellKey(b, p, s)
         tokens = ledger.trajectory(key)
         own = (n, finish, correct, grade)
         rows.append((*place, BASELINE, "baseline", None, *own, tokens))
-        steps = unpack_steps([blob], len(ledger.candidates))[0]
         for c in chosen:
             name = ledger.candidates[c].name
             if steps[c] == INHERITED and inherited:

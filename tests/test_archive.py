@@ -14,7 +14,8 @@ from test_store import INHERITED, cell, fork, new_ledger
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.ledger import AuditRow, CellKey, Ledger, totals
-from knockout.ledger.archive import TABLES, export_run, faults, import_run
+from knockout.ledger.archive import TABLES, export_run, import_run
+from knockout.ledger.check import faults
 
 
 @pytest.fixture
@@ -82,9 +83,9 @@ def test_nothing_is_overwritten_and_nothing_half_made(run: Path, tmp_path: Path)
     with pytest.raises(KnockoutError, match=r"fork\.parquet: cannot be read"):
         import_run(tmp_path / "out", tmp_path / "new")
     fork_file.write_bytes((tmp_path / "out" / "cell.parquet").read_bytes())
-    with pytest.raises(KnockoutError, match=r"fork\.parquet: found format 1 with columns"):
+    with pytest.raises(KnockoutError, match=r"fork\.parquet: found format 2 with columns"):
         import_run(tmp_path / "out", tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,12 @@ def test_nothing_is_overwritten_and_nothing_half_made(run: Path, tmp_path: Path)
     [
         ("UPDATE generation SET ids = x'00' WHERE candidate = 0 AND problem = 0", "generation 0/0/0/0: damaged"),
         ("DELETE FROM generation WHERE candidate = -1 AND problem = 1", "cell 0/1/1: no trajectory"),
-        ("UPDATE cell SET steps = x'00000000' WHERE problem = 1", "cell 0/1/1: 4 bytes of steps"),
+        ("UPDATE cell SET steps = x'000000' WHERE problem = 1", "cell 0/1/1: 3 bytes of steps"),
+        ("UPDATE cell SET correct = 1 WHERE problem = 1", "cell 0/1/1: its checksum"),
+        ("UPDATE generation SET extracted = '7' WHERE problem = 1 AND candidate = 0", "generation 0/1/1/0: its checksum"),
+        ("UPDATE candidate SET token_ids = '[8]' WHERE id = 1", "candidate 1: its checksum"),
+        ("DROP TRIGGER fork_added", "trigger fork_added"),
+        ("UPDATE session SET wall_s = 9", "session 1: its checksum"),
         ("UPDATE cell SET n_forks = 0 WHERE problem = 0", "cell 0/0/0: 1 forks where 0"),
         ("UPDATE fork_total SET n = n + 1", "fork_total"),
     ],
@@ -106,5 +112,5 @@ def test_a_check_reads_every_row(run: Path, damage: str, told: str) -> None:
     db.close()
     with Ledger.open(run / "run.db") as ledger:
         found = list(faults(ledger))
-    assert len(found) == 1
-    assert found[0].startswith(told)
+    assert any(fault.startswith(told) for fault in found)
+    assert len(found) <= 2

@@ -12,7 +12,8 @@ from test_store import new_ledger
 from knockout.config.file import parse_sweep
 from knockout.config.page import sweep_file_page
 from knockout.config.sweep import Sweep
-from knockout.ledger.schema import statements
+from knockout.ledger.checksum import install
+from knockout.ledger.schema import upgrade
 from knockout.sweep.confirm import COMPARED
 from knockout.sweep.summary import summarise
 from knockout.verdicts.table import COLUMNS
@@ -64,8 +65,8 @@ def test_every_column_of_a_confirmation_is_described() -> None:
 @pytest.fixture(scope="module")
 def tables() -> dict[str, set[str]]:
     with sqlite3.connect(":memory:") as db:
-        for statement in statements():
-            db.execute(statement)
+        install(db)
+        upgrade(db, 0)
         names = [
             name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ FLOORS = (
     ("errors", "_version"),
 )
 FLOOR = {room: height for height, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+SQL = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE \w+ SET|DELETE FROM|PRAGMA|CREATE TABLE)\b")
 ENTRANCE = {"__init__"}  # `import knockout` hands out the names of `api`, when they are asked for
 
 
@@ -63,10 +65,12 @@ def test_sql_is_written_in_the_ledger_only() -> None:
 
 
 def _names_sqlite(path: Path) -> bool:
-    return any(
-        isinstance(node, ast.Import) and any(name.name == "sqlite3" for name in node.names)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-    )
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import) and any(name.name == "sqlite3" for name in node.names):
+            return True
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value):
+            return True
+    return False
 
 
 def _imports() -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from knockout.ledger import (
     BenchmarkRow,
     CellKey,
     CellRow,
+    ExtendedCell,
     ForkRow,
     Ledger,
     ProblemRow,
@@ -38,8 +39,9 @@ from knockout.ledger import (
     totals,
     unpack_ids,
 )
+from knockout.ledger.check import faults
 from knockout.ledger.lock import filesystem_of, is_network
-from knockout.ledger.schema import FORK_TOTALS
+from knockout.ledger.schema import COMPARED_TABLES, FORK_TOTALS
 from knockout.tokens.candidates import Candidate
 
 CANDIDATES = [
@@ -231,15 +233,6 @@ def test_totals_of_forks_keep_up_with_the_forks(tmp_path: Path) -> None:
         assert totals(ledger).grades == {"ok": 4, "timeout": 1}
         ledger.forget_failures()
         agree(ledger, 2)
-        counted = totals(ledger)
-    # A ledger from before the table is counted all the same.
-    with sqlite3.connect(tmp_path / "run.db") as db:
-        for trigger in ("added", "removed", "regraded"):
-            db.execute(f"DROP TRIGGER fork_{trigger}")
-        db.execute("DROP TABLE fork_total")
-    db.close()
-    with Ledger.open(tmp_path / "run.db") as ledger:
-        assert totals(ledger) == counted
 
 
 def test_a_failed_commit_leaves_nothing(tmp_path: Path) -> None:
@@ -256,7 +249,7 @@ def test_an_interrupt_anywhere_leaves_the_ledger_usable(tmp_path: Path) -> None:
     with new_ledger(tmp_path) as ledger:
         session = ledger.add_session("2026-01-01", "host", 1)
         interrupted = 0
-        for moment in range(1, 101):
+        for moment in range(1, 301):
             left = moment
 
             def interrupt(frame: FrameType, event: str, argument: object) -> Any:
@@ -280,7 +273,7 @@ def test_an_interrupt_anywhere_leaves_the_ledger_usable(tmp_path: Path) -> None:
             del kept
             ledger.set_wall(session, 0)
             assert ledger.query("SELECT wall_s FROM session") == [(0,)]
-        assert 20 < interrupted < 100  # all of it was tried
+        assert 20 < interrupted < 300  # all of it was tried
 
 
 def _fill_until_refused(folder: Path, answers: multiprocessing.Queue) -> None:
@@ -367,9 +360,132 @@ def test_other_formats_and_empty_folders(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(UsageError, match="format 999"):
         Ledger.open(tmp_path / "run.db")
-    (tmp_path / "empty.db").touch()
-    assert not Ledger.is_begun(tmp_path / "empty.db")
     assert not Ledger.is_begun(tmp_path / "none.db")
+
+
+def test_nothing_begins_anew_where_a_ledger_lies(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit([cell(CellKey(0, 0, 0), (-1, -1, -1))])
+        # A copy without the journal is an older state of the run, with its whole plan.
+        (tmp_path / "copy.db").write_bytes(path.read_bytes())
+        with Ledger.open(tmp_path / "copy.db") as copy:
+            assert copy.candidates == tuple(CANDIDATES)
+        ledger.checkpoint()
+        (tmp_path / "copy.db").write_bytes(path.read_bytes())
+        with Ledger.open(tmp_path / "copy.db") as copy:
+            assert totals(copy).cells == 1
+        path.rename(tmp_path / "elsewhere.db")
+        with pytest.raises(UsageError, match=r"is missing, but its run\.db-wal is here"):
+            Ledger.is_begun(path)
+    path.touch()
+    assert Ledger.is_begun(path)
+    for write in (False, True):
+        with pytest.raises(KnockoutError, match="the ledger is empty: a copy made without its"):
+            Ledger.open(path, write=write)
+
+
+@pytest.mark.parametrize("loss", ["file", "journal", "folder", "replaced"])
+def test_a_ledger_that_goes_missing_is_noticed_and_saved(tmp_path: Path, loss: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path = folder / "run.db"
+    with new_ledger(folder, n_problems=100) as ledger:
+        ledger.commit([cell(CellKey(0, p, 0), (-1, -1, -1)) for p in range(50)])
+        ledger.in_place()
+        if loss == "file":
+            path.unlink()
+        elif loss == "journal":
+            path.with_name("run.db-wal").unlink()
+        elif loss == "folder":
+            folder.rename(tmp_path / "moved")
+        else:
+            (tmp_path / "other.db").write_bytes(b"another file")
+            (tmp_path / "other.db").rename(path)
+        with pytest.raises(KnockoutError, match="while the run worked, so it stops") as told:
+            ledger.commit([cell(CellKey(0, 99, 0), (-1, -1, -1))])
+    left = {"file": folder / "run.rescued.db", "replaced": folder / "run.rescued.db",
+            "journal": path, "folder": tmp_path / "moved" / "run.db"}[loss]  # fmt: skip
+    assert loss == "folder" or left.name in str(told.value)
+    (tmp_path / "again").mkdir()
+    os.rename(left, tmp_path / "again" / "run.db")
+    with Ledger.open(tmp_path / "again" / "run.db", write=True) as ledger:
+        assert totals(ledger).cells == 50
+        assert list(faults(ledger)) == []
+
+
+def test_appended_candidates_problems_and_seeds(tmp_path: Path) -> None:
+    one, two = CellKey(0, 0, 0), CellKey(0, 1, 0)
+    with new_ledger(tmp_path) as ledger:
+        ledger.commit([cell(one, (2, INHERITED, INHERITED))], [fork(one, 0, 2)])
+        ledger.extend(
+            [Candidate("d", (5,), ('"d"',))],
+            [BenchmarkRow("third", "acc", 2, "f3")],
+            [ProblemRow(0, 2, "doc 2", "more", ids(5)), ProblemRow(2, 0, "y", "say", ids(7))],
+            {0: 4},
+            {"identity": '{"new": 1}'},
+        )
+        assert [c.name for c in ledger.candidates] == ["a", "b", "A/A", "d"]
+        assert [(b.name, b.n_seeds) for b in ledger.benchmarks] == [
+            ("first", 4), ("second", 1), ("third", 2),
+        ]  # fmt: skip
+        assert ledger.decided()[1].tolist() == [[2, -1, -1, NOT_ASKED]]
+        assert totals(ledger).planned_cells == 3 * 4 + 1 + 2
+        ledger.commit(
+            [cell(two, (INHERITED,) * 4)],
+            [fork(one, 3, 1)],
+            extended=[ExtendedCell(one, ids(2, INHERITED, INHERITED, 1))],
+        )
+    with Ledger.open(tmp_path / "run.db") as ledger:
+        assert ledger.decided()[1].tolist() == [[2, -1, -1, 1], [-1, -1, -1, -1]]
+        assert (totals(ledger).forks, totals(ledger).owed_forks) == (2, 0)
+        assert ledger.meta_json("identity") == {"new": 1}
+        assert ledger.trajectory(one, 3).tolist() == [10, 50, 51, 52]
+        assert list(faults(ledger)) == []
+
+
+def test_no_flipped_bit_changes_a_row_unnoticed(tmp_path: Path) -> None:
+    """Damage at rest: whatever a reader would see otherwise, the check names."""
+    with new_ledger(tmp_path, n_problems=40) as ledger:
+        keys = [CellKey(0, p, 0) for p in range(40)]
+        ledger.commit(
+            [cell(key, (2, 1, INHERITED), n=30) for key in keys],
+            [fork(key, c, 2 - c) for key in keys for c in (0, 1)],
+            [AuditRow(key, 2, -1, ids(1, 2), "stop", None) for key in keys],
+        )
+        ledger.add_session("2026-01-01", "host", 1)
+    path = tmp_path / "run.db"
+    whole = path.read_bytes()
+    shown = _everything(path)
+    rng = np.random.default_rng(0)
+    for n in range(300):
+        broken = bytearray(whole)
+        for bit in rng.integers(0, 8 * len(whole), size=1 + n % 5).tolist():
+            broken[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(broken)
+        try:
+            with Ledger.open(path) as ledger:
+                noticed = next(faults(ledger), None)
+        except KnockoutError as error:
+            noticed = str(error)
+        if noticed is None:
+            assert _everything(path) == shown
+
+
+def _everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with Ledger.open(path) as ledger:
+        tables = (*COMPARED_TABLES, "meta", "session", "fork_total")
+        # Some bits of a compressed blob change nothing in what it holds.
+        return {
+            table: [
+                tuple(
+                    unpack_ids(value).tolist() if str(value).startswith("b'\\x01x") else value
+                    for value in row
+                )
+                for row in ledger.query(f"SELECT * FROM {table}")
+            ]
+            for table in tables
+        }
 
 
 def test_reading_beside_the_writer(tmp_path: Path) -> None:

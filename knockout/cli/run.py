@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -134,7 +133,7 @@ def status(
 def _check(ledger: Any) -> None:
     from itertools import islice
 
-    from knockout.ledger.archive import faults
+    from knockout.ledger.check import faults
 
     if found := list(islice(faults(ledger), 10)):
         lines = "".join(f"\n  {line}" for line in found)
@@ -261,7 +260,7 @@ def export(
             across=across,  # type: ignore[arg-type]
             groups={c.name: c.group for c in ledger.candidates},
             group=group,
-            special_ids=json.loads(meta["special_ids"]),
+            special_ids=ledger.meta_json("special_ids", []),
             with_special=special,
         )
     selection: dict[str, Any] = {

@@ -23,7 +23,6 @@ from knockout.config.sweep import Sweep
 from knockout.errors import UsageError
 from knockout.files import write_text
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
-from knockout.ledger.codec import unpack_steps
 from knockout.sweep.jobs import response_text
 from knockout.sweep.prepare import Prepared, prepare
 from knockout.tokens.eos import stop_ids
@@ -98,12 +97,12 @@ class _Export:
         self.prepared, self.ledger, self.sweep = prepared, ledger, prepared.sweep
         self.eos = stop_ids(prepared.tokenizer, prepared.folder)
         self.model = re.sub(r"[\"<>:/|\\?*\[\]]+", "__", self.sweep.model)
-        started = [row[0] for row in ledger.query("SELECT started FROM session ORDER BY id")]
-        when = datetime.fromisoformat(started[0]) if started else datetime.now(UTC)
+        sessions = ledger.sessions()
+        when = datetime.fromisoformat(sessions[0].started) if sessions else datetime.now(UTC)
         self.date = when.timestamp()
         # lm-eval's own form, so that scripts that read the date from the name find it.
         self.stamp = when.strftime("%Y-%m-%dT%H-%M-%S.%f")
-        self.wall_s = sum(row[0] for row in ledger.query("SELECT wall_s FROM session"))
+        self.wall_s = ledger.wall_s()
         self.n = len(ledger.candidates)
 
     def write(self, candidate: int | None, folder: Path) -> None:
@@ -175,20 +174,12 @@ class _Export:
         """Trajectories of one condition, by problem and seed."""
         forks: dict[tuple[int, int], tuple[str, int | None, str]] = {}
         if candidate is not None:
-            rows = self.ledger.query(
-                "SELECT problem, seed, finish, correct, grade FROM fork"
-                " WHERE benchmark = ? AND candidate = ?",
-                (b, candidate),
-            )
-            forks = {(p, s): (finish, correct, grade) for p, s, finish, correct, grade in rows}
-        for problem, seed, finish, correct, grade, blob in self.ledger.query(
-            "SELECT problem, seed, finish, correct, grade, steps FROM cell"
-            " WHERE benchmark = ? ORDER BY 1, 2",
-            (b,),
-        ):
+            rows = self.ledger.forks(b, candidate)
+            forks = {(f.problem, f.seed): (f.finish, f.correct, f.grade) for f in rows}
+        for problem, seed, finish, correct, grade, _, steps in self.ledger.cells(b):
             step = INHERITED
             if candidate is not None:
-                step = int(unpack_steps([blob], self.n)[0, candidate])
+                step = int(steps[candidate])
                 if step == NOT_ASKED or (step >= 0 and (problem, seed) not in forks):
                     continue
                 if step >= 0:

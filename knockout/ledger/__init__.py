@@ -3,6 +3,7 @@
 from knockout.ledger.codec import pack_ids, unpack_ids
 from knockout.ledger.ledger import Ledger
 from knockout.ledger.lock import RunLock
+from knockout.ledger.queries import CellOutcome, ForkOutcome, Outcome, Session, StoredProblem
 from knockout.ledger.reading import Totals, grade_cubes, totals
 from knockout.ledger.rows import (
     INHERITED,
@@ -11,6 +12,7 @@ from knockout.ledger.rows import (
     BenchmarkRow,
     CellKey,
     CellRow,
+    ExtendedCell,
     ForkRow,
     ForkTotal,
     ProblemRow,
@@ -22,12 +24,18 @@ __all__ = [
     "AuditRow",
     "BenchmarkRow",
     "CellKey",
+    "CellOutcome",
     "CellRow",
+    "ExtendedCell",
+    "ForkOutcome",
     "ForkRow",
     "ForkTotal",
     "Ledger",
+    "Outcome",
     "ProblemRow",
     "RunLock",
+    "Session",
+    "StoredProblem",
     "Totals",
     "grade_cubes",
     "pack_ids",

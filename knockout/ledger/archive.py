@@ -1,10 +1,9 @@
-"""A run's ledger as Parquet files, one a table, and back; and a check of every row."""
+"""A run's ledger as Parquet files, one a table, and back."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +12,17 @@ import numpy as np
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import atomic_path, write_text
+from knockout.ledger.check import faults
+from knockout.ledger.checksum import wrong_rows
 from knockout.ledger.codec import pack_ids, pack_steps, unpack_ids
-from knockout.ledger.connection import connect, set_journal, speaking, transaction
+from knockout.ledger.connection import connect, speaking, transaction
 from knockout.ledger.ledger import Ledger
-from knockout.ledger.schema import COMPARED_TABLES, FORK_TOTALS, SCHEMA_VERSION, statements
+from knockout.ledger.schema import COMPARED_TABLES, SCHEMA_VERSION, upgrade
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TABLES", "export_run", "faults", "import_run"]
+__all__ = ["TABLES", "export_run", "import_run"]
 
 TABLES = ("meta", *COMPARED_TABLES, "session")
 """What is exported. The other tables are made from these."""
@@ -51,7 +52,9 @@ def export_run(directory: Path, folder: Path) -> dict[str, int]:
             n = 0
             with (
                 atomic_path(folder / f"{table}.parquet") as temporary,
-                pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+                pq.ParquetWriter(
+                    temporary, schema, compression="zstd", write_page_checksum=True
+                ) as writer,
             ):
                 for rows in ledger.chunks(f"SELECT * FROM {table}", size=_ROWS):
                     writer.write_table(_as_table(rows, schema, directory))
@@ -65,101 +68,78 @@ def export_run(directory: Path, folder: Path) -> dict[str, int]:
 def import_run(folder: Path, directory: Path) -> dict[str, int]:
     """Makes a run directory of what `export_run` wrote; it can be resumed and judged as before.
 
+    A run of an older version is upgraded. An import that fails leaves nothing behind.
+
     Raises:
         UsageError: The directory holds a run already, or the folder no export.
         KnockoutError: A file is damaged, or of another format.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = directory / "run.db"
-    missing = [
-        n for n in (*(f"{t}.parquet" for t in TABLES), "config.yaml") if not (folder / n).is_file()
-    ]
-    if missing:
-        raise UsageError(f"{folder}: no exported run ({missing[0]} is missing)")
+    for name in (*(f"{t}.parquet" for t in TABLES), "config.yaml"):
+        if not (folder / name).is_file():
+            raise UsageError(f"{folder}: no exported run ({name} is missing)")
+        if (folder / name).is_symlink():
+            raise UsageError(f"{folder / name}: a symbolic link; expected the exported file itself")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory}: found files there; give a new or empty folder")
+    config = _config(folder / "config.yaml")
+    made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
-    counts = {}
+    path = directory / "run.db"
     # The file gets its name when it is whole: a broken import leaves no run.
     begun = directory / "run.db.part"
     try:
         with speaking(path), closing(connect(begun)) as db:
-            with transaction(db):
-                for statement in statements():
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                for table in TABLES:
-                    file = folder / f"{table}.parquet"
-                    counts[table] = 0
-                    try:
-                        with pq.ParquetFile(file) as parquet:
-                            _check_schema(parquet.schema_arrow, db, table, file)
-                            for batch in parquet.iter_batches(batch_size=_ROWS):
-                                counts[table] += _insert(db, table, batch)
-                    except pa.ArrowException as error:
-                        raise KnockoutError(f"{file}: cannot be read: {error}") from None
-            set_journal(db, begun)
-            # Back to one file without a journal of its own, so that it can be renamed.
-            db.execute("PRAGMA journal_mode = delete")
+            counts = _fill(db, folder)
+        with Ledger.open(begun) as ledger:
+            if found := next(faults(ledger), None):
+                raise KnockoutError(f"{folder}: the exported run is damaged: {found}")
         os.replace(begun, path)
+        write_text(directory / "config.yaml", config)
+        made = False
     finally:
         begun.unlink(missing_ok=True)
-    write_text(directory / "config.yaml", (folder / "config.yaml").read_text(encoding="utf-8"))
+        if made:
+            directory.rmdir()
     return counts
 
 
-def faults(ledger: Ledger) -> Iterator[str]:
-    """Reads every page and every row; yields what does not fit together.
-
-    Raises:
-        KnockoutError: The file itself is damaged.
-    """
-    ledger.check()
-    for table in ("generation", "audit", "problem"):
-        column = "prompt_ids" if table == "problem" else "ids"
-        for rows in ledger.chunks(
-            f"SELECT rowid_, {column} FROM (SELECT {_place(table)} AS rowid_, {column} FROM {table})"
-        ):
-            for place, blob in rows:
-                try:
-                    if blob is not None:
-                        unpack_ids(blob)
-                except ValueError as error:
-                    yield f"{table} {place}: {error}"
-    width = 4 * len(ledger.candidates)
-    for place, n in ledger.query(
-        f"SELECT {_place('cell')}, length(steps) FROM cell WHERE length(steps) <> ?", (width,)
-    ):
-        yield f"cell {place}: {n} bytes of steps for {len(ledger.candidates)} candidates"
-    for place, n, there in ledger.query(
-        f"SELECT {_place('cell')}, n_forks, (SELECT COUNT(*) FROM fork f WHERE f.benchmark ="
-        " cell.benchmark AND f.problem = cell.problem AND f.seed = cell.seed) AS there"
-        " FROM cell WHERE there > n_forks"
-    ):
-        yield f"cell {place}: {there} forks where {n} candidates diverge"
-    for table, candidate in (("cell", "-1"), ("fork", "t.candidate")):
-        sql = (
-            f"SELECT {_place(table, 't.')} FROM {table} t LEFT JOIN generation g ON"
-            " g.benchmark = t.benchmark AND g.problem = t.problem AND g.seed = t.seed"
-            f" AND g.candidate = {candidate} WHERE g.ids IS NULL"
-        )
-        for (place,) in ledger.query(sql):
-            yield f"{table} {place}: no trajectory"
-    counted = ledger.query(
-        f"SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
-    )
-    if sorted(map(tuple, ledger.fork_totals())) != sorted(counted):
-        yield "fork_total: its counts are not those of the forks"
+def _config(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise KnockoutError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
 
 
-def _place(table: str, of: str = "") -> str:
-    """SQL for the key of a row, as text."""
-    keys = ["benchmark", "problem"]
-    keys += ["seed"] if table != "problem" else []
-    keys += ["candidate"] if table in ("generation", "audit", "fork") else []
-    return " || '/' || ".join(f"{of}{key}" for key in keys)
+def _fill(db: sqlite3.Connection, folder: Path) -> dict[str, int]:
+    """Inserts every table as the version that exported it laid it out, then upgrades."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    counts: dict[str, int] = {}
+    with transaction(db):
+        version = 0
+        for table in TABLES:
+            file = folder / f"{table}.parquet"
+            counts[table] = 0
+            try:
+                with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+                    if not version:
+                        version = _format(parquet.schema_arrow, file)
+                        upgrade(db, 0, version)
+                    _check_schema(parquet.schema_arrow, db, table, file, version)
+                    for batch in parquet.iter_batches(batch_size=_ROWS):
+                        counts[table] += _insert(db, table, batch)
+                if version >= 2 and (row := next(wrong_rows(db, table), None)):
+                    raise ValueError(f"a row's checksum is not that of its values: {row[:4]}")
+            except (
+                pa.ArrowException, sqlite3.IntegrityError, sqlite3.ProgrammingError, OSError,
+                ValueError, TypeError, OverflowError,
+            ) as error:  # fmt: skip
+                raise KnockoutError(f"{file}: cannot be read: {error}") from None
+        upgrade(db, version)
+    return counts
 
 
 def _columns(db: sqlite3.Connection | Ledger, table: str) -> list[tuple[str, str]]:
@@ -169,7 +149,9 @@ def _columns(db: sqlite3.Connection | Ledger, table: str) -> list[tuple[str, str
     return [(str(name), str(kind)) for name, kind in rows]
 
 
-def _schema(db: sqlite3.Connection | Ledger, table: str) -> pa.Schema:
+def _schema(
+    db: sqlite3.Connection | Ledger, table: str, version: int = SCHEMA_VERSION
+) -> pa.Schema:
     import pyarrow as pa
 
     kinds = {
@@ -179,16 +161,26 @@ def _schema(db: sqlite3.Connection | Ledger, table: str) -> pa.Schema:
         "BLOB": pa.list_(pa.int32()),
     }
     fields = [pa.field(name, kinds[kind]) for name, kind in _columns(db, table)]
-    return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION)})
+    return pa.schema(fields, metadata={_VERSION_KEY: str(version)})
 
 
-def _check_schema(found: pa.Schema, db: sqlite3.Connection, table: str, file: Path) -> None:
-    wanted = _schema(db, table)
-    version = (found.metadata or {}).get(_VERSION_KEY, b"").decode(errors="replace")
-    if version != str(SCHEMA_VERSION) or not found.equals(wanted, check_metadata=False):
+def _format(schema: pa.Schema, file: Path) -> int:
+    found = (schema.metadata or {}).get(_VERSION_KEY, b"").decode(errors="replace")
+    if not found.isdecimal() or not 1 <= int(found) <= SCHEMA_VERSION:
         raise KnockoutError(
-            f"{file}: found format {version or 'unknown'} with columns {', '.join(found.names)}; "
-            f"expected format {SCHEMA_VERSION} with {', '.join(wanted.names)}"
+            f"{file}: found format {found or 'unknown'}; this program reads 1 to {SCHEMA_VERSION}"
+        )
+    return int(found)
+
+
+def _check_schema(
+    found: pa.Schema, db: sqlite3.Connection, table: str, file: Path, version: int
+) -> None:
+    wanted = _schema(db, table)
+    if _format(found, file) != version or not found.equals(wanted, check_metadata=False):
+        raise KnockoutError(
+            f"{file}: found format {_format(found, file)} with columns {', '.join(found.names)}; "
+            f"expected format {version} with {', '.join(wanted.names)}"
         )
 
 

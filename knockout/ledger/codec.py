@@ -7,6 +7,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
+from knockout.ledger.rows import NOT_ASKED
+
 __all__ = ["pack_ids", "pack_steps", "safe_text", "unpack_ids", "unpack_steps"]
 
 
@@ -67,8 +69,21 @@ def pack_steps(steps: NDArray[np.int32]) -> bytes:
 
 
 def unpack_steps(blobs: list[bytes], n_candidates: int) -> NDArray[np.int32]:
-    """The steps of many cells at once: (n, C) int32."""
-    flat = np.frombuffer(b"".join(blobs), dtype="<i4")
+    """The steps of many cells at once: (n, C) int32.
+
+    A cell that was done before the last candidates were added has fewer steps: it has not asked
+    them.
+
+    Raises:
+        ValueError: One holds more steps than there are candidates, or no whole number of them.
+    """
+    width = 4 * n_candidates
+    for blob in blobs:
+        if len(blob) > width or len(blob) % 4:
+            raise ValueError(f"{len(blob)} bytes of steps for {n_candidates} candidates")
+    rest = NOT_ASKED.to_bytes(4, "little", signed=True)
+    whole = (b if len(b) == width else b + rest * ((width - len(b)) // 4) for b in blobs)
+    flat = np.frombuffer(b"".join(whole), dtype="<i4")
     return flat.reshape(len(blobs), n_candidates).astype(np.int32, copy=False)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 
 from knockout.errors import KnockoutError
+from knockout.ledger.checksum import install
 from knockout.ledger.lock import filesystem_of, is_network
 
-__all__ = ["connect", "set_journal", "speaking", "transaction"]
+__all__ = ["connect", "damaged", "set_journal", "speaking", "transaction"]
 
 
 def connect(path: Path, *, write: bool = True) -> sqlite3.Connection:
@@ -19,7 +20,9 @@ def connect(path: Path, *, write: bool = True) -> sqlite3.Connection:
     mode = "rwc" if write else "ro"
     # Quoted, since a path may hold the characters that mean something in a URI.
     uri = f"{path.resolve().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30.0)
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30.0)
+    install(db)
+    return db
 
 
 def set_journal(db: sqlite3.Connection, path: Path) -> str:
@@ -71,14 +74,14 @@ def speaking(path: Path) -> Iterator[None]:
     """Turns SQLite's errors into ones that say what to do."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # its own messages quote what is damaged
         code = getattr(error, "sqlite_errorname", "") or ""
         text = str(error)
         if code.startswith("SQLITE_FULL") or "disk is full" in text:
             told = "the disk is full. What was committed is safe: free some space and run the same command again"
-        elif (
-            code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
-            or type(error) is sqlite3.DatabaseError
+        elif code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or type(error) in (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
         ):
             told = (
                 f"the ledger is damaged ({text}). Put back a copy of it, or run with another --out"
@@ -88,3 +91,15 @@ def speaking(path: Path) -> Iterator[None]:
         else:
             told = f"{text}. What was committed is safe"
         raise KnockoutError(f"{path}: {told}") from error
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Says of a stored value that cannot be read which file it is in."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise KnockoutError(
+            f"{path}: the ledger is damaged ({error}). Put back a copy of it, or run with another "
+            "--out"
+        ) from None

@@ -15,6 +15,7 @@ __all__ = [
     "BenchmarkRow",
     "CellKey",
     "CellRow",
+    "ExtendedCell",
     "ForkRow",
     "ForkTotal",
     "ProblemRow",
@@ -23,7 +24,7 @@ __all__ = [
 INHERITED = -1
 """Step of a knockout that is its baseline."""
 NOT_ASKED = -2
-"""Step of a candidate that was settled before the cell, or whose baseline failed."""
+"""Step of a candidate that was settled before the cell, came after it, or whose baseline failed."""
 
 
 class CellKey(NamedTuple):
@@ -93,6 +94,21 @@ class CellRow:
     n_early: int = 0
     n_checked: int = 0
     n_coupling_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedCell:
+    """A cell that is there and has now asked more candidates.
+
+    Attributes:
+        key: The cell.
+        steps: (C,) int32, of all candidates, old and new.
+        n_early: Forks of the new ones at a step where a difference could only not be excluded.
+    """
+
+    key: CellKey
+    steps: NDArray[np.int32]
+    n_early: int = 0
 
 
 @dataclass(frozen=True, slots=True)

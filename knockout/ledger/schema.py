@@ -5,6 +5,9 @@ that are read one at a time (`generation`). Triggers keep `fork_total`, so that 
 forks is quick. An inherited knockout has no row: the cell's `steps`
 say what became of every candidate. Nothing in these tables depends on time or order except
 `session`, so that two runs of one sweep can be compared row for row.
+
+The schema is the list of its versions. A new ledger goes through all of them and an older one
+through those that it lacks, so both end up the same. A version that was released never changes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-__all__ = ["COMPARED_TABLES", "FORK_TOTALS", "SCHEMA", "SCHEMA_VERSION", "statements"]
-
-SCHEMA_VERSION = 1
+__all__ = ["COMPARED_TABLES", "FORK_TOTALS", "SCHEMA_VERSION", "VERSIONS", "statements", "upgrade"]
 
 COMPARED_TABLES = ("candidate", "benchmark", "problem", "cell", "fork", "generation", "audit")
 """What must be equal in two runs of one sweep."""
@@ -22,7 +23,7 @@ COMPARED_TABLES = ("candidate", "benchmark", "problem", "cell", "fork", "generat
 FORK_TOTALS = "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(step), SUM(respelled)"
 """The columns of `fork_total`, as they come from `fork`."""
 
-SCHEMA = """
+_FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE candidate (
   id INTEGER PRIMARY KEY,
@@ -141,11 +142,51 @@ CREATE TABLE session (
 );
 """
 
+_TOTALS = _FIRST[_FIRST.index("CREATE TABLE fork_total") : _FIRST.index("CREATE TABLE generation")]
 
-def statements() -> Iterator[str]:
-    """The statements of `SCHEMA`, one by one, so that they can share a transaction."""
+_SECOND = f"""
+ALTER TABLE meta ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE candidate ADD COLUMN intervention TEXT NOT NULL DEFAULT '';
+ALTER TABLE candidate ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE benchmark ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE problem ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE cell ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE fork ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE generation ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE audit ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE session ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+DROP TRIGGER IF EXISTS fork_added;
+DROP TRIGGER IF EXISTS fork_removed;
+DROP TRIGGER IF EXISTS fork_regraded;
+DROP TABLE IF EXISTS fork_total;
+{_TOTALS}
+INSERT INTO fork_total SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4;
+"""
+"""Checksums of rows, interventions, and totals also where an early ledger has none."""
+
+VERSIONS = (_FIRST, _SECOND)
+"""What turns version n into version n + 1; version 0 is an empty file."""
+
+SCHEMA_VERSION = len(VERSIONS)
+
+
+def upgrade(db: sqlite3.Connection, found: int, wanted: int = SCHEMA_VERSION) -> None:
+    """Takes a ledger from one version to another, inside the caller's transaction."""
+    from knockout.ledger.checksum import crc_sql, tables
+
+    for script in VERSIONS[found:wanted]:
+        for statement in statements(script):
+            db.execute(statement)
+    if found < 2 <= wanted:
+        for table in tables(db):
+            db.execute(f"UPDATE {table} SET crc = {crc_sql(db, table)}")
+    db.execute(f"PRAGMA user_version = {wanted}")
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script, one by one, so that they can share a transaction."""
     statement = ""
-    for line in SCHEMA.splitlines(keepends=True):
+    for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
             yield statement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from knockout.config.file import load_sweep
 from knockout.config.sweep import Sweep
 from knockout.errors import KnockoutError
-from knockout.ledger import Ledger
+from knockout.ledger import Ledger, Session
 from knockout.report.tables import CellTable, ForkTable, cell_tables, fork_table
 from knockout.report.tokens import TokenTexts
 from knockout.sweep.summary import summarise
@@ -39,7 +38,7 @@ class RunView:
     summary: dict[str, Any]
     cells: list[CellTable]
     forks: ForkTable
-    sessions: list[tuple[str, float, dict[str, Any]]]
+    sessions: list[Session]
     identity_hash: str
 
 
@@ -66,7 +65,6 @@ def read_run(folder: Path, ledger: Ledger) -> RunView:
     if any(cell.there.any() for cell in cells):
         frame = verdict_table(ledger, sweep.verdict)
         rows = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
-    sessions = ledger.query("SELECT started, wall_s, record FROM session ORDER BY id")
     return RunView(
         folder=folder,
         sweep=sweep,
@@ -74,7 +72,7 @@ def read_run(folder: Path, ledger: Ledger) -> RunView:
         summary=summarise(ledger, sweep),
         cells=cells,
         forks=fork_table(ledger, cells),
-        sessions=[(started, wall_s, json.loads(record)) for started, wall_s, record in sessions],
+        sessions=ledger.sessions(),
         identity_hash=ledger.meta().get("identity_hash", ""),
     )
 
@@ -84,7 +82,7 @@ def open_texts(sweep: Sweep, ledger: Ledger) -> TokenTexts:
 
     Only files that are here already are read: a report must not download a model.
     """
-    special = json.loads(ledger.meta().get("special_ids", "[]"))
+    special = ledger.meta_json("special_ids", [])
     known = {
         token: text
         for candidate in ledger.candidates

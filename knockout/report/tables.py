@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
-from knockout.ledger.codec import unpack_steps
 
 __all__ = [
     "LOST",
@@ -112,48 +111,34 @@ def cell_tables(ledger: Ledger) -> list[CellTable]:
     n_candidates = len(ledger.candidates)
     tables = []
     for index, benchmark in enumerate(ledger.benchmarks):
-        docs = ledger.query(
-            "SELECT doc_id FROM problem WHERE benchmark = ? ORDER BY problem", (index,)
-        )
+        docs = ledger.doc_ids(index)
         shape = (len(docs), benchmark.n_seeds)
         correct = np.full(shape, -1, dtype=np.int8)
         n_tokens = np.full(shape, -1, dtype=np.int32)
         unfinished = np.zeros(shape, dtype=bool)
         n_asked = np.zeros((n_candidates, benchmark.n_seeds), dtype=np.int32)
         n_inherited = np.zeros(n_candidates, dtype=np.int32)
-        rows = ledger.query(
-            "SELECT problem, seed, COALESCE(correct, -1), n_tokens, finish, steps"
-            " FROM cell WHERE benchmark = ? AND finish <> 'error'",
-            (index,),
-        )
+        rows = ledger.cells(index, failed=False)
         if rows:
-            p, s, right, length, finish, blobs = zip(*rows, strict=True)
-            correct[p, s] = right
+            p, s, finish, right, _, length, own = zip(*rows, strict=True)
+            correct[p, s] = [-1 if one is None else one for one in right]
             n_tokens[p, s] = length
             unfinished[p, s] = np.array(finish) == "length"
-            steps = unpack_steps(list(blobs), n_candidates)
+            steps = np.stack(own)
             for seed in range(benchmark.n_seeds):
                 n_asked[:, seed] = (steps[np.array(s) == seed] != NOT_ASKED).sum(axis=0)
             n_inherited[:] = (steps == INHERITED).sum(axis=0)
-        statuses = ledger.query(
-            "SELECT grade, COUNT(*) FROM cell WHERE benchmark = ? GROUP BY grade ORDER BY grade",
-            (index,),
-        )
-        checked, errors, inherited_tokens = ledger.query(
-            "SELECT COALESCE(SUM(n_checked), 0), COALESCE(SUM(n_coupling_errors), 0),"
-            " COALESCE(SUM(n_tokens * n_inherited), 0) FROM cell WHERE benchmark = ?",
-            (index,),
-        )[0]
+        checked, errors, inherited_tokens = ledger.cell_sums(index)
         tables.append(
             CellTable(
-                doc_ids=tuple(doc for (doc,) in docs),
+                doc_ids=docs,
                 correct=correct,
                 n_tokens=n_tokens,
                 unfinished=unfinished,
                 n_asked=n_asked,
                 n_inherited=n_inherited,
                 inherited_tokens=inherited_tokens,
-                grades=dict(statuses),
+                grades=ledger.cell_grades(index),
                 n_checked=checked,
                 n_coupling_errors=errors,
             )
@@ -163,15 +148,7 @@ def cell_tables(ledger: Ledger) -> list[CellTable]:
 
 def fork_table(ledger: Ledger, cells: list[CellTable]) -> ForkTable:
     """Reads every fork that did not fail."""
-    statuses = tuple(s for (s,) in ledger.query("SELECT DISTINCT grade FROM fork ORDER BY grade"))
-    cases = " ".join(f"WHEN ? THEN {i}" for i in range(len(statuses)))
-    status = f"CASE grade {cases} END" if statuses else "0"
-    sql = (
-        "SELECT benchmark, candidate, problem, seed, step, n_tokens, finish = 'length',"
-        f" COALESCE(correct, -1), {status} FROM fork WHERE finish <> 'error'"
-    )
-    parts = [np.array(chunk, dtype=np.int32) for chunk in ledger.chunks(sql, statuses)]
-    flat = np.concatenate(parts) if parts else np.empty((0, 9), dtype=np.int32)
+    flat, statuses = ledger.fork_array()
     # The ledger's own order has the candidate last; here its forks stand together.
     flat = flat[np.lexsort((flat[:, 3], flat[:, 2], flat[:, 1], flat[:, 0]))]
     b, c, p, s, step, n_tokens, unfinished, correct, grade = flat.T

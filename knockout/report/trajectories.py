@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.ledger import CellKey, Ledger, unpack_ids
+from knockout.ledger import CellKey, Ledger
 from knockout.report.tables import ForkTable
 
 __all__ = [
@@ -47,9 +47,8 @@ def frequencies(ledger: Ledger, width: int = 0) -> tuple[NDArray[np.int64], NDAr
     total = np.zeros(len(ledger.benchmarks), dtype=np.int64)
     for b in range(len(ledger.benchmarks)):
         counts = np.zeros(width, dtype=np.int64)
-        sql = "SELECT ids FROM generation WHERE benchmark = ? AND candidate = -1"
-        for chunk in ledger.chunks(sql, (b,), size=256):
-            tokens = np.concatenate([unpack_ids(blob) for (blob,) in chunk])
+        for chunk in ledger.baseline_tokens(b):
+            tokens = np.concatenate(chunk)
             here = np.bincount(tokens, minlength=width)
             counts += here[:width]
             total[b] += len(tokens)
@@ -89,16 +88,12 @@ def replacements(
     by_cell = sorted(rows, key=lambda row: (forks.key(int(row)), int(row)))
     at: CellKey | None = None
     baseline = np.empty(0, dtype=np.int32)
-    sql = (
-        "SELECT ids FROM generation"
-        " WHERE benchmark = ? AND problem = ? AND seed = ? AND candidate = ?"
-    )
     for row in by_cell:
         key = forks.key(int(row))
         if key != at:
-            at, baseline = key, unpack_ids(ledger.query(sql, (*key, -1))[0][0])
+            at, baseline = key, ledger.own_tokens(key)
         candidate = int(forks.candidate[row])
-        rest = unpack_ids(ledger.query(sql, (*key, candidate))[0][0])
+        rest = ledger.own_tokens(key, candidate)
         step = int(forks.step[row])
         before = int(baseline[step]) if step < len(baseline) else -1
         after = int(rest[0]) if len(rest) else -1
@@ -117,40 +112,19 @@ def most_common(counts: Counter[tuple[int, int]]) -> dict[str, Any]:
 
 def side(ledger: Ledger, key: CellKey, candidate: int) -> dict[str, Any] | None:
     """One trajectory's own tokens, grade and end; `candidate` −1 is the baseline."""
-    table = "cell" if candidate < 0 else "fork"
-    also = "" if candidate < 0 else " AND t.candidate = g.candidate"
-    step = "0" if candidate < 0 else "t.step"
-    rows = ledger.query(
-        f"SELECT g.ids, {step}, t.finish, t.correct, t.grade, g.extracted, g.error"
-        f" FROM generation g JOIN {table} t ON t.benchmark = g.benchmark"
-        f" AND t.problem = g.problem AND t.seed = g.seed{also}"
-        " WHERE g.benchmark = ? AND g.problem = ? AND g.seed = ? AND g.candidate = ?",
-        (*key, candidate),
-    )
-    if not rows:
+    found = ledger.outcome(key, candidate)
+    if found is None:
         return None
-    blob, step_at, finish, correct, grade, extracted, error = rows[0]
-    return {
-        "ids": unpack_ids(blob).tolist(),
-        "step": step_at,
-        "finish": finish,
-        "correct": correct,
-        "grade": grade,
-        "extracted": extracted,
-        "error": error,
-    }
+    values = found._asdict()
+    return {"ids": values.pop("tokens").tolist(), **values}
 
 
 def problem(ledger: Ledger, key: CellKey) -> dict[str, Any] | None:
     """A problem's id and prompt."""
-    rows = ledger.query(
-        "SELECT doc_id, prompt, prompt_ids FROM problem WHERE benchmark = ? AND problem = ?",
-        key[:2],
-    )
-    if not rows:
+    found = ledger.problem(key.benchmark, key.problem)
+    if found is None:
         return None
-    doc_id, prompt, blob = rows[0]
-    return {"doc_id": doc_id, "prompt": prompt, "ids": unpack_ids(blob).tolist()}
+    return {"doc_id": found.doc_id, "prompt": found.prompt, "ids": found.prompt_ids.tolist()}
 
 
 def pair(ledger: Ledger, key: PairKey) -> dict[str, Any] | None:

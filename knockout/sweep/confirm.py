@@ -113,13 +113,11 @@ def derive(
         if not totals(ledger).complete:
             raise UsageError(f"{directory}: the run is unfinished; finish it before confirming")
         first = verdict_table(ledger, sweep.verdict)
-        meta = ledger.meta()
+        special = ledger.meta_json("special_ids", [])
+        identity_hash = ledger.meta().get("identity_hash")
         rounds = max(complete_rounds(ledger).values())
-        used = {seed for (seed,) in ledger.query("SELECT cell_seed FROM cell")}
-        problems = ledger.query(
-            "SELECT name, doc_id FROM problem JOIN benchmark ON benchmark.id = benchmark"
-        )
-    special = json.loads(meta.get("special_ids", "[]"))
+        used = ledger.cell_seeds()
+        problems = [(b.name, d) for i, b in enumerate(ledger.benchmarks) for d in ledger.doc_ids(i)]
     ids_of: dict[str, tuple[int, ...]] = {
         name: tuple(ids) for name, ids in zip(first["candidate"], first["token_ids"], strict=True)
     }
@@ -163,7 +161,7 @@ def derive(
         joint={name: ids for name, ids in sets.items() if name in lists},
         notes=tuple(notes),
         record={
-            "of": meta.get("identity_hash"),
+            "of": identity_hash,
             "first_run_seed": sweep.run_seed,
             "fresh_run_seed": seed,
             "cells_first": len(used),

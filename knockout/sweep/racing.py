@@ -85,14 +85,13 @@ class Standing:
 
 def race_rule(ledger: Ledger) -> VerdictRule | None:
     """The rule by which a run settles its candidates; None for a run that does not race."""
-    text = ledger.meta().get("identity", "{}")
-    rule = json.loads(text).get("racing")
+    rule = ledger.meta_json("identity", {}).get("racing")
     return None if rule is None else VerdictRule.model_validate(rule)
 
 
 def race_futility(ledger: Ledger) -> float | None:
     """The chance of an effect below which a run drops its candidates; None where it does not."""
-    adaptive = json.loads(ledger.meta().get("identity", "{}")).get("adaptive")
+    adaptive = ledger.meta_json("identity", {}).get("adaptive")
     value = None if adaptive is None else adaptive.get("futility")
     return None if value is None else float(value)
 
@@ -106,21 +105,19 @@ def race_record(ledger: Ledger) -> dict[str, Any] | None:
         benchmark; `settled`: benchmark, candidate, settled_round, settled_as of each settled
         one, with log10_e of its claim, or chance where it was dropped as futile.
     """
-    text = ledger.meta().get("race")
-    return None if text is None else dict(json.loads(text))
+    record: dict[str, Any] | None = ledger.meta_json("race")
+    return record
 
 
 def complete_rounds(ledger: Ledger) -> dict[str, int]:
     """Rounds, counted from the first, of which every cell and every fork is in the ledger."""
-    n_problems = dict(ledger.query("SELECT benchmark, COUNT(*) FROM problem GROUP BY benchmark"))
+    n_problems = ledger.n_problems()
     forks: Counter[tuple[int, int]] = Counter()
     for total in ledger.fork_totals():
         forks[total.benchmark, total.seed] += total.n
     complete = {
         (b, seed)
-        for b, seed, cells, owed in ledger.query(
-            "SELECT benchmark, seed, COUNT(*), SUM(n_forks) FROM cell GROUP BY benchmark, seed"
-        )
+        for b, seed, cells, owed in ledger.cells_by_seed()
         if cells == n_problems[b] and forks[b, seed] == owed
     }
     found = {}
@@ -209,7 +206,7 @@ def _ended(
     """Why the race ends here, or None."""
     if seed is None:
         return "max_seeds" if standing.n_open else "settled"
-    if ledger.query("SELECT COUNT(*) FROM cell WHERE seed = ?", (seed,))[0][0]:
+    if ledger.n_cells(seed):
         return None
     state = totals(ledger)
     if adaptive.max_tokens is not None and (

@@ -50,6 +50,7 @@ _OURS = {
     "run.db-wal",
     "run.db-shm",
     "run.db-journal",
+    "run.db.part",
     "config.yaml",
 }
 
@@ -110,10 +111,7 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str
 
 def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
     """Makes failures owed again; in a race only while nothing was decided without them."""
-    decided = (
-        "SELECT COUNT(*) FROM {} WHERE finish = 'error' AND seed < (SELECT MAX(seed) FROM cell)"
-    )
-    if raced and (n := sum(ledger.query(decided.format(t))[0][0] for t in ("cell", "fork"))):
+    if raced and (n := ledger.failed_before_last_seed()):
         raise UsageError(
             f"--retry-failed: {n} trajectories failed in rounds after which the race went on "
             "without them; trying them again would change what was decided. Give another --out"
@@ -139,7 +137,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
     """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
 
     def hours_so_far() -> float:
-        return float(ledger.query("SELECT COALESCE(SUM(wall_s), 0.0) FROM session")[0][0]) / 3600
+        return ledger.wall_s() / 3600
 
     if _nothing_owed(prepared, ledger, hours_so_far):
         log.info("nothing is left to generate")
@@ -242,7 +240,7 @@ def _open_ledger(prepared: Prepared, out: Path) -> Ledger:
         log.info("new run in %s", out)
         return _create_ledger(prepared, path)
     ledger = Ledger.open(path, write=True)
-    there = json.loads(ledger.meta()["identity"])
+    there = ledger.meta_json("identity", {})
     different = differences(there, prepared.identity)
     if different:
         ledger.close()

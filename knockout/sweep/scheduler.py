@@ -41,6 +41,8 @@ __all__ = ["Grader", "Scheduler"]
 # Rows wait at most this long for their transaction: what a killed process can lose.
 _COMMIT_EVERY_S = 2.0
 _COMMIT_EVERY_ROWS = 256
+# How soon it is noticed that the ledger is gone although nothing is to be written.
+_LOOK_EVERY_S = 1.0
 # Requests queued in the engine beyond those it runs, so that a freed place is filled at once.
 _LOOKAHEAD = 8
 # Answers waiting for a grade; beyond them generation waits.
@@ -99,7 +101,7 @@ class Scheduler:
         self._cells: list[CellRow] = []
         self._forks: list[ForkRow] = []
         self._audits: list[AuditRow] = []
-        self._last_commit = time.monotonic()
+        self._last_commit = self._looked = time.monotonic()
         self._n_cells = self._n_forks = self._tokens = 0
         self._standing = Standing([c.name for c in plan.candidates])
         self._largest_ban = max((len(c.token_ids) for c in plan.candidates), default=1)
@@ -117,13 +119,8 @@ class Scheduler:
         Raises:
             KnockoutError: The engine failed; what had finished is in the ledger.
         """
-        self._n_cells = self.ledger.query("SELECT COUNT(*) FROM cell")[0][0]
-        self._n_forks = self.ledger.query("SELECT COUNT(*) FROM fork")[0][0]
-        for pair in self.ledger.query(
-            "SELECT f.candidate, c.correct, f.correct, COUNT(*) FROM fork f"
-            " JOIN cell c USING (benchmark, problem, seed)"
-            " WHERE c.correct <> f.correct GROUP BY 1, 2, 3"
-        ):
+        self._n_cells, self._n_forks = self.ledger.n_cells(), self.ledger.n_forks()
+        for pair in self.ledger.changed_grades():
             self._standing.count(*pair)
         for this in rounds:
             self._todo = owed(self.plan, self.ledger, this)
@@ -183,10 +180,7 @@ class Scheduler:
                 item.steps,
                 True,
             )
-            cell.correct = self.ledger.query(
-                "SELECT correct FROM cell WHERE benchmark = ? AND problem = ? AND seed = ?",
-                item.key,
-            )[0][0]
+            cell.correct = self.ledger.cell_grade(item.key)
             # An audit can be there before its fork, whose grade it does not wait for.
             cell.audited[self.ledger.audits_of(item.key)] = False
             self._ready.extend(Job(cell, "fork", c, int(item.steps[c])) for c in item.forks)
@@ -387,6 +381,9 @@ class Scheduler:
         n = len(self._cells) + len(self._forks) + len(self._audits)
         if n >= _COMMIT_EVERY_ROWS or time.monotonic() - self._last_commit >= _COMMIT_EVERY_S:
             self._commit()
+        elif time.monotonic() - self._looked >= _LOOK_EVERY_S:
+            self._looked = time.monotonic()
+            self.ledger.in_place()
 
     def _commit(self) -> None:
         if self._cells or self._forks or self._audits:

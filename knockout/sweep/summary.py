@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from knockout.config.sweep import Sweep
@@ -30,14 +29,13 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         ledger, so that they are the same whether or not the run was interrupted.
     """
     state = totals(ledger)
-    n_problems = dict(ledger.query("SELECT benchmark, COUNT(*) FROM problem GROUP BY benchmark"))
-    sessions = ledger.query("SELECT record FROM session ORDER BY id")
-    records = [json.loads(text) for (text,) in sessions]
+    n_problems = ledger.n_problems()
+    records = [session.record for session in ledger.sessions()]
     engine = next((r["engine"] for r in reversed(records) if r.get("engine")), None)
     if engine is not None:
         engine.pop("model", None)  # the folder on that machine
     meta = ledger.meta()
-    made = json.loads(meta.get("identity", "{}"))
+    made = ledger.meta_json("identity", {})
     return {
         "model": sweep.model,
         "engine": engine,
@@ -72,7 +70,7 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "canary": _canary(ledger),
         "race": race_record(ledger),
         "wall_s": round(state.wall_s, 3),
-        "sessions": len(sessions),
+        "sessions": len(records),
         "complete": state.complete,
         "identity_hash": meta.get("identity_hash"),
         "run_seed": made.get("run_seed"),
@@ -91,21 +89,11 @@ def _canary(ledger: Ledger) -> dict[str, Any] | None:
     """What the A/A row shows; None where the vocabulary has no id that cannot occur."""
     for index, candidate in enumerate(ledger.candidates):
         if candidate.group == "canary":
-            # Of the cells' steps, since forks may be millions.
-            forks = ledger.query(
-                "SELECT COUNT(*) FROM cell"
-                " WHERE substr(steps, ?, 4) NOT IN (x'ffffffff', x'feffffff')",
-                (4 * index + 1,),
-            )[0][0]
-            audited, differ = ledger.query(
-                "SELECT COUNT(*), COALESCE(SUM(differs_at >= 0), 0) FROM audit"
-                " WHERE candidate = ? AND finish <> 'error'",
-                (index,),
-            )[0]
+            audited, differ = ledger.audit_counts(index)
             return {
                 "candidate": candidate.name,
                 "token_ids": list(candidate.token_ids),
-                "forked": forks,
+                "forked": ledger.forked_cells(index),
                 "audited": audited,
                 "fork_errors": differ,
             }
@@ -150,33 +138,9 @@ def _identical_repeats(ledger: Ledger, sweep: Sweep) -> list[str]:
     found = []
     sampled = {e.name: sweep.settings(e).sampling.temperature > 0 for e in sweep.benchmarks}
     for index, benchmark in enumerate(ledger.benchmarks):
-        if sampled.get(benchmark.name, True) and _all_repeats_equal(ledger, index):
+        if sampled.get(benchmark.name, True) and ledger.repeats_equal(index):
             found.append(
                 f"{benchmark.name}: all repeats of every problem are identical although the "
                 "temperature is above 0; seeds do not seem to reach the engine"
             )
     return found
-
-
-def _all_repeats_equal(ledger: Ledger, benchmark: int) -> bool:
-    """Whether each problem with several repeats has the same baseline in all of them.
-
-    Lengths tell nearly always; tokens are read only where all lengths agree, and only up to the
-    first problem whose repeats differ.
-    """
-    repeated = ledger.query(
-        "SELECT problem, MIN(n_tokens), MAX(n_tokens) FROM cell WHERE benchmark = ?"
-        " GROUP BY problem HAVING COUNT(*) > 1",
-        (benchmark,),
-    )
-    if not repeated or any(low != high for _, low, high in repeated):
-        return False
-    for problem, _, _ in repeated:
-        kinds = ledger.query(
-            "SELECT COUNT(DISTINCT ids) FROM cell JOIN generation USING (benchmark, problem, seed)"
-            " WHERE benchmark = ? AND problem = ? AND candidate = -1",
-            (benchmark, problem),
-        )
-        if kinds[0][0] > 1:
-            return False
-    return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from knockout.engines.base import Engine, Request
 from knockout.errors import KnockoutError, UsageError
-from knockout.ledger import CellKey, unpack_ids
+from knockout.ledger import CellKey
 from knockout.method.sampling import Sampling
 from knockout.report.source import open_ledger
 from knockout.report.trajectories import PairKey
@@ -130,11 +130,9 @@ class Explorer:
             raise UsageError(f"side is {side!r}; expected baseline or knockout")
         with open_ledger(self._live.folder) as ledger:
             tokens = ledger.trajectory(cell, candidate if knocked_out else None).tolist()
-            prompt, seed = ledger.query(
-                "SELECT prompt_ids, cell_seed FROM problem JOIN cell USING (benchmark, problem)"
-                " WHERE benchmark = ? AND problem = ? AND seed = ?",
-                cell,
-            )[0]
+            problem, seed = ledger.problem(cell.benchmark, cell.problem), ledger.cell_seed(cell)
+        if problem is None or seed is None:
+            raise UsageError(f"no cell {cell} in this run")
         if not 0 <= step <= len(tokens):
             raise UsageError(f"step is {step}; the trajectory has steps 0 to {len(tokens)}")
         prefix = tokens[:step] + ([] if replace is None else self._tokens_of(replace))
@@ -142,7 +140,7 @@ class Explorer:
         sampling, most = self._settings(cell.benchmark, len(tokens))
         return Request(
             key="explore",
-            prompt=tuple(unpack_ids(prompt).tolist()),
+            prompt=tuple(problem.prompt_ids.tolist()),
             seed=seed,
             sampling=sampling,
             max_tokens=max(most, len(prefix) + 1),
