@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import GradeCube
+from knockout.method.interventions import ban
 from knockout.stats.interval import mean_interval
 from knockout.stats.multiplicity import adjust_bh, adjust_holm
 from knockout.stats.paired import Pairs, pair, tally_cells, tally_problems
@@ -40,6 +41,7 @@ from knockout.stats.power import plan_mde
 from knockout.stats.power import power as predicted_power
 from knockout.stats.sequential import confidence_sequence, settle
 from knockout.stats.signflip import signflip_p
+from knockout.tokens.candidates import Candidate
 
 PROBLEMS, SEEDS, SHARES = (30, 100, 500), (1, 3, 8), (0.05, 0.3, 1.0)
 Row = dict[str, Any]
@@ -515,7 +517,7 @@ def speed() -> Iterator[Row]:
     from knockout.verdicts.table import build_verdicts
 
     rng = np.random.default_rng(0)
-    infos = tuple(CandidateInfo(f"c{i}", (i,)) for i in range(200))
+    infos = tuple(Candidate(f"c{i}", ban((i,))) for i in range(200))
     cubes = []
     sizes = {"math500": 500, "aime24": 30, "aime25": 30, "hmmt25": 30, "ifeval": 541}
     for name, n in sizes.items():

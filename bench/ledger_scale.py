@@ -34,6 +34,7 @@ from knockout.ledger import (
     ProblemRow,
     totals,
 )
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, owed
 from knockout.tokens.candidates import Candidate
@@ -58,7 +59,7 @@ def a_plan(n_cells: int) -> Plan:
     return Plan(
         run_seed=0,
         benchmarks=(PlannedBenchmark("b", N_SEEDS, Sampling(0.6, 0.95, 20, 0.0), problems),),
-        candidates=tuple(Candidate(f"t{i}", (i,), (f'"t{i}"',)) for i in range(N_CANDIDATES)),
+        candidates=tuple(Candidate(f"t{i}", ban((i,)), (f'"t{i}"',)) for i in range(N_CANDIDATES)),
     )
 
 

@@ -27,6 +27,7 @@ from knockout.engines.transformers import TransformersEngine
 from knockout.grading.graders import IfevalGrader
 from knockout.grading.pool import GraderPool
 from knockout.ledger import BenchmarkRow, Ledger, ProblemRow, totals
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.jobs import Snapshot
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem
@@ -99,7 +100,7 @@ def a_plan(n_cells: int, max_tokens: int) -> Plan:
     return Plan(
         run_seed=0,
         benchmarks=(PlannedBenchmark("b", N_SEEDS, Sampling(0.9, 0.95, 12, 0.0), problems),),
-        candidates=tuple(Candidate(f"w{i}", (i,), (f'"w{i}"',)) for i in (3, 14, 25)),
+        candidates=tuple(Candidate(f"w{i}", ban((i,)), (f'"w{i}"',)) for i in (3, 14, 25)),
         audit=0.02,
     )
 

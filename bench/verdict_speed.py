@@ -24,6 +24,7 @@ import numpy as np
 from bench.machine import write
 from knockout.config.sweep import Sweep, VerdictRule
 from knockout.ledger import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, owed
 from knockout.tokens.candidates import Candidate
@@ -51,7 +52,7 @@ def a_plan(scale: float) -> Plan:
             )
             for name, n in SIZES.items()
         ),
-        candidates=tuple(Candidate(f"t{i}", (i,), (f'"t{i}"',)) for i in range(N_CANDIDATES)),
+        candidates=tuple(Candidate(f"t{i}", ban((i,)), (f'"t{i}"',)) for i in range(N_CANDIDATES)),
         audit=0.02,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from knockout.config.file import dump_sweep
 from knockout.config.sweep import Sweep
 from knockout.ledger import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.method.interventions import ban
 from knockout.tokens.candidates import Candidate, display
 
 NASTY = (
@@ -120,8 +121,8 @@ def _candidates(tokenizer: Any, n: int, n_controls: int) -> Iterator[Candidate]:
             continue
         group = "candidate" if len(seen) < n else "control"
         seen.add(name)
-        yield Candidate(name, (token,), (name,), group)  # type: ignore[arg-type]
-    yield Candidate("A/A", (width - 1,), (display("last"),), "canary")
+        yield Candidate(name, ban((token,)), (name,), group)  # type: ignore[arg-type]
+    yield Candidate("A/A", ban((width - 1,)), (display("last"),), "canary")
 
 
 def _cell(

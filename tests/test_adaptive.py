@@ -20,6 +20,7 @@ from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading import Grade
 from knockout.ledger import CellKey, CellRow, Ledger, grade_cubes, totals
+from knockout.method.interventions import ban
 from knockout.sweep.confirm import derive
 from knockout.sweep.jobs import Snapshot
 from knockout.sweep.owed import Plan, PlannedBenchmark
@@ -57,7 +58,7 @@ def race_plan() -> Plan:
             PlannedBenchmark("short", ROUNDS - 1, one.sampling, short),
         ),
         candidates=(
-            *(Candidate(f"w{i}", (i,), (f'"w{i}"',)) for i in (8, 1, 2, 3, 4, 22, 52, 55)),
+            *(Candidate(f"w{i}", ban((i,)), (f'"w{i}"',)) for i in (8, 1, 2, 3, 4, 22, 52, 55)),
             *plan.candidates[-2:],
         ),
         audit=0.1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from knockout.config.sweep import CandidateSource
 from knockout.errors import UsageError
+from knockout.method.interventions import Intervention, ban
 from knockout.tokens.candidates import Resolved, Vocabulary, canary, display, family, resolve
 
 CORPUS = ["wait Wait WAIT wait the cat . The cat waits , so the cat waited \n \n"] * 20
@@ -226,3 +228,95 @@ def test_twice_across_sources_and_inside_a_set(vocabulary: Vocabulary) -> None:
 def test_a_family_without_single_tokens(vocabulary: Vocabulary) -> None:
     with pytest.raises(UsageError, match="no variant of it is one token"):
         from_source(vocabulary, strings=["zebra"], family=True)
+
+
+# Beside plain bans ---------------------------------------------------------------------------------
+
+
+def test_a_dose_response_curve_ends_with_the_ban(vocabulary: Vocabulary) -> None:
+    found = from_source(
+        vocabulary, strings=[" wait", "."], dose=[0.5, -1, 4], sets={"both": [" wait", "."]}
+    ).candidates
+    wait = vocabulary.single(" wait")
+    assert wait is not None
+    assert [c.name for c in found[:4]] == [
+        '" wait" λ=0.5', '" wait" λ=-1', '" wait" λ=4', '" wait"',
+    ]  # fmt: skip
+    assert [c.intervention for c in found[:4]] == [
+        *(Intervention("penalty", (wait,), strength=s) for s in (0.5, -1.0, 4.0)),
+        ban((wait,)),
+    ]
+    assert [c.family for c in found] == ["dose", "dose", "dose", "singles"] * 3
+    assert len({c.intervention.digest for c in found}) == len(found) == 12
+
+
+def test_scopes_hold_for_all_but_the_canary(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    (tmp_path / "controls.txt").write_text("the\n")
+    found = from_source(
+        vocabulary, strings=[" wait"], dose=[1], replace={".": ","}, where="answer",
+        steps=[3, None], controls={"file": tmp_path / "controls.txt"}, canary=True,
+    ).candidates  # fmt: skip
+    assert [(c.group, c.intervention.kind) for c in found] == [
+        ("candidate", "penalty"), ("candidate", "ban"), ("candidate", "replace"),
+        ("control", "ban"), ("canary", "ban"),
+    ]  # fmt: skip
+    *others, last = (c.intervention for c in found)
+    assert {(i.where, i.first_step, i.end_step) for i in others} == {("answer", 3, None)}
+    assert last.is_plain_ban
+
+
+def test_a_replacement_emits_another_token(vocabulary: Vocabulary) -> None:
+    (one,) = from_source(vocabulary, replace={" wait": "."}).candidates
+    wait, dot = vocabulary.single(" wait"), vocabulary.single(".")
+    assert wait is not None
+    assert one.intervention == Intervention("replace", (wait,), replacement=dot)
+    assert one.name == '" wait" → "."'
+    (one,) = from_source(vocabulary, replace={"wait": dot}, family=True).candidates
+    assert set(one.token_ids) > {wait}
+
+
+def test_pairs_ban_both_members(vocabulary: Vocabulary) -> None:
+    texts = [" wait", ".", "the"]
+    found = from_source(
+        vocabulary, strings=texts, sets={"marks": [",", "."]}, pairs="all", dose=[1]
+    ).candidates
+    singles = {c.name: set(c.token_ids) for c in found if c.family == "singles"}
+    pairs = [c for c in found if c.family == "pairs"]
+    assert len(singles) == 4
+    # "." is in the set, so that pair would be the set itself.
+    assert len(pairs) == 5
+    assert {p.members for p in pairs} <= {(a, b) for a in singles for b in singles}
+    for pair in pairs:
+        assert set(pair.token_ids) == singles[pair.members[0]] | singles[pair.members[1]]
+        assert pair.intervention.is_plain_ban
+        assert pair.name == " + ".join(pair.members)
+        assert len(pair.tokens) == len(pair.token_ids)
+    named = from_source(vocabulary, strings=texts, pairs=["the", " wait"]).candidates[-1]
+    assert named.members == ('" wait"', '"the"')
+    by_id = from_source(vocabulary, strings=texts, pairs=list(named.token_ids)).candidates[-1]
+    assert by_id == named
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"strings": ["the"], "replace": {" wait": "<|end|>"}}, "ends the text"),
+        ({"replace": {" wait": "the cat"}}, "the replacement 'the cat' is not one token but"),
+        ({"replace": {" wait": 99999}}, "outside the vocabulary"),
+        ({"replace": {" wait": " wait"}}, "is replaced by itself"),
+        ({"replace": {"the cat": "."}}, "is not one token but"),
+        ({"strings": ["the"], "pairs": "all"}, "found 1 banned candidate; a pair takes two"),
+        ({"strings": ["the", "."], "pairs": ["the", "zebra"]}, "'zebra' is no banned candidate"),
+        ({"strings": ["the", "."], "pairs": ["the", '"the"']}, "is named twice"),
+        (
+            {"strings": ["."], "sets": {"marks": [",", "."]}, "pairs": [".", "marks"]},
+            'one of "." and marks bans all that the other bans',
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(
+    vocabulary: Vocabulary, source: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        from_source(vocabulary, **source)

@@ -12,7 +12,9 @@ from knockout.config import sweep as config
 from knockout.config.file import dump_sweep, load_sweep, parse_sweep
 from knockout.config.sweep import Sweep, identity_fields
 from knockout.errors import UsageError
+from knockout.method.interventions import Intervention, ban
 from knockout.sweep.identity import differences, digest, identity
+from knockout.tokens.candidates import Candidate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = """\
@@ -89,6 +91,29 @@ def test_identity_differences_name_the_keys() -> None:
     ]
 
 
+def test_an_old_sweep_is_what_it_was() -> None:
+    """The hash was made by version 0.1.0 of the same sweep."""
+    candidates = [
+        Candidate('" the"', ban((1,)), ('" the"',)),
+        Candidate("pair", ban((3, 9)), ('"a"', '" x"')),
+        Candidate("k", ban((5,)), ('"k"',), "control"),
+        Candidate("A/A", ban((63,)), ("<padding 63>",), "canary"),
+    ]
+
+    def made(*sets: str, candidates: list[Candidate]) -> str:
+        return digest(
+            identity(
+                parse(SMALL, *sets), model="m", tokenizer="t",
+                benchmarks=[("a", "fa"), ("b", "fb")], candidates=candidates,
+            )
+        )  # fmt: skip
+
+    assert made(candidates=candidates) == "448e6e8e8344846f4440b1e0f0b75bd8"
+    penalty = Intervention("penalty", (1,), strength=2.0)
+    others = [[Candidate('" the"', penalty, ('" the"',)), *candidates[1:]], candidates[1:]]
+    assert len({made(candidates=c) for c in [candidates, *others]}) == 3
+
+
 def test_overrides_merge_and_null_overrides_too() -> None:
     sweep = parse(SMALL)
     plain, own = (sweep.settings(entry) for entry in sweep.benchmarks)
@@ -158,7 +183,10 @@ def test_complaints_name_line_key_and_value(extra: str, message: str) -> None:
         ("candidates.ids=[true]", "`candidates.ids[0]`: found True"),
         ("candidates.ids=['12']", "`candidates.ids[0]`: found '12'"),
         ("candidates={ids: []}", "`candidates`: found `ids` is empty"),
-        ("candidates={}", "`candidates`: found nothing; expected a file, ids, strings or sets"),
+        (
+            "candidates={}",
+            "`candidates`: found nothing; expected a file, ids, strings, sets or replace",
+        ),
         ("candidates={ids: [1], column: x}", "`column` names a column of `file`"),
         ("seeds", "expected key.path=value"),
         ("seeds=[", "is not valid YAML"),
@@ -182,3 +210,24 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read"):
         load_sweep(tmp_path / "b.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("candidates.where=thinking", "without `chat.think_end`"),
+        ("candidates.dose=[0, 1]", "expected penalties other than 0"),
+        ("candidates.dose=[1, 1]", "each once"),
+        ("candidates.dose=[]", "expected penalties other than 0"),
+        ("candidates.dose=[.inf]", "finite"),
+        ("candidates.steps=[5, 5]", "with from below to"),
+        ("candidates.steps=[-1, 5]", "greater than or equal to 0"),
+        ("candidates.pairs=[a]", "a pair takes two candidates"),
+        ("candidates.where=middle", "expected 'everywhere', 'thinking' or 'answer'"),
+    ],
+)
+def test_interventions_that_make_no_sense_are_refused(given: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(SMALL, given)
+    assert message in str(error.value)
+    parse(SMALL, "candidates.where=thinking", 'chat.think_end="</think>"')

@@ -18,6 +18,7 @@ from knockout.errors import KnockoutError
 from knockout.grading import Grade
 from knockout.ledger import BenchmarkRow, CellKey, Ledger, ProblemRow, grade_cubes, totals
 from knockout.ledger.schema import COMPARED_TABLES
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.jobs import first_difference, response_text
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, Round, audit_mask, owed
@@ -77,9 +78,9 @@ def a_plan(sampling: Sampling = SAMPLED, **changes: Any) -> Plan:
         prompt = tuple(rng.integers(1, N_WORDS, 4 + i % 5).tolist())
         return PlannedProblem(f"d{i}", prompt, ("w9 w9",) if i % 2 else (), 10)
 
-    candidates = [Candidate(f"w{i}", (i,), (f'"w{i}"',)) for i in range(1, 9)]
-    candidates.append(Candidate("some", (10, 11, 12), ('"w10"', '"w11"', '"w12"'), "control"))
-    candidates.append(Candidate("A/A", (63,), ("<padding 63>",), "canary"))
+    candidates = [Candidate(f"w{i}", ban((i,)), (f'"w{i}"',)) for i in range(1, 9)]
+    candidates.append(Candidate("some", ban((10, 11, 12)), ('"w10"', '"w11"', '"w12"'), "control"))
+    candidates.append(Candidate("A/A", ban((63,)), ("<padding 63>",), "canary"))
     plan = Plan(
         run_seed=3,
         benchmarks=(
@@ -420,7 +421,7 @@ def test_audits_are_chosen_by_hash() -> None:
     assert (np.array([audit_mask(more, key) for key in keys]) >= masks).all()
     many = Plan(
         3, (PlannedBenchmark("x", 50, SAMPLED, (PlannedProblem("d", (1,), (), 8),)),),
-        tuple(Candidate(str(i), (i,), ("",)) for i in range(200)), audit=0.02,
+        tuple(Candidate(str(i), ban((i,)), ("",)) for i in range(200)), audit=0.02,
     )  # fmt: skip
     share = np.mean([audit_mask(many, CellKey(0, 0, s)) for s in range(50)])
     assert 0.015 < share < 0.025  # 10,000 draws at 0.02: standard error 0.0014

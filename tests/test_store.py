@@ -42,12 +42,13 @@ from knockout.ledger import (
 from knockout.ledger.check import faults
 from knockout.ledger.lock import filesystem_of, is_network
 from knockout.ledger.schema import COMPARED_TABLES, FORK_TOTALS
+from knockout.method.interventions import Intervention, ban
 from knockout.tokens.candidates import Candidate
 
 CANDIDATES = [
-    Candidate("a", (1,), ('"a"',)),
-    Candidate("b", (2, 3), ('"b"', '"c"'), "control"),
-    Candidate("A/A", (9,), ("<padding 9>",), "canary"),
+    Candidate("a", ban((1,)), ('"a"',)),
+    Candidate("b", ban((2, 3)), ('"b"', '"c"'), "control"),
+    Candidate("A/A", ban((9,)), ("<padding 9>",), "canary"),
 ]
 
 
@@ -80,6 +81,28 @@ def fork(
     key: CellKey, candidate: int, step: int, correct: int | None = 0, finish: str = "stop"
 ) -> ForkRow:
     return ForkRow(key, candidate, step, ids(50, 51, 52), finish, correct, "ok", "5\udfff", None)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate("plain", ban((3, 9)), ("a", "b"), "control"),
+        Candidate("dose", Intervention("penalty", (3,), strength=-0.5), ("\ud800",)),
+        Candidate("so", Intervention("replace", (3,), replacement=4, where="thinking"), ("a",)),
+        Candidate("a + b", ban((3, 9)), ("a", "b"), members=("a", "b")),
+        Candidate("late", Intervention("ban", (1,), first_step=4, end_step=9), ("a",)),
+    ],
+    ids=lambda c: c.name,
+)
+def test_a_candidate_comes_back_whole(candidate: Candidate, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with Ledger.create(path, {}, [CANDIDATES[0]], [], []) as ledger:
+        ledger.extend(candidates=[candidate])
+        assert ledger.candidates == (CANDIDATES[0], candidate)
+    with Ledger.open(path) as ledger:
+        assert ledger.candidates == (CANDIDATES[0], candidate)
+        plain = ledger.query("SELECT id FROM candidate WHERE intervention = '' ORDER BY id")
+        assert plain == ([(0,), (1,)] if candidate.name == "plain" else [(0,)])
 
 
 @given(st.integers(1, 31).flatmap(lambda bits: st.lists(st.integers(0, 2**bits - 1), max_size=200)))
@@ -419,7 +442,7 @@ def test_appended_candidates_problems_and_seeds(tmp_path: Path) -> None:
     with new_ledger(tmp_path) as ledger:
         ledger.commit([cell(one, (2, INHERITED, INHERITED))], [fork(one, 0, 2)])
         ledger.extend(
-            [Candidate("d", (5,), ('"d"',))],
+            [Candidate("d", ban((5,)), ('"d"',))],
             [BenchmarkRow("third", "acc", 2, "f3")],
             [ProblemRow(0, 2, "doc 2", "more", ids(5)), ProblemRow(2, 0, "y", "say", ids(7))],
             {0: 4},

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import GradeCube
+from knockout.method.interventions import ban
+from knockout.tokens.candidates import Candidate
 from knockout.verdicts.files import write_verdicts
 from knockout.verdicts.table import COLUMNS, build_verdicts, settle_cube
 
@@ -19,7 +21,7 @@ from knockout.verdicts.table import COLUMNS, build_verdicts, settle_cube
 def cube_of(baseline, knockout, *, forked=None, name="maths", infos=None, ids=None) -> GradeCube:
     baseline, knockout = np.asarray(baseline, np.int8), np.asarray(knockout, np.int8)
     infos = infos or tuple(
-        CandidateInfo(f"c{i}", (10 + i,), (f" t{i}",)) for i in range(len(knockout))
+        Candidate(f"c{i}", ban((10 + i,)), (f" t{i}",)) for i in range(len(knockout))
     )
     return GradeCube(
         benchmark=name,
@@ -140,9 +142,9 @@ def test_planned_candidates_count_and_canaries_do_not() -> None:
     knockout = np.ones((3, 40, 1), np.int8)
     knockout[0, :8] = 0
     infos = (
-        CandidateInfo("a", (1,)),
-        CandidateInfo("b", (2,), group="control"),
-        CandidateInfo("aa", (3,), group="canary"),
+        Candidate("a", ban((1,))),
+        Candidate("b", ban((2,)), group="control"),
+        Candidate("aa", ban((3,)), group="canary"),
     )
     cube = cube_of(base, knockout, infos=infos)
     p = 2 / 2**8
@@ -219,8 +221,8 @@ def test_files(tmp_path: Path) -> None:
     knockout[0, :13] = 0
     knockout[1] = -1
     infos = (
-        CandidateInfo("a,b", (1, 2), (" wait", "\ud800")),
-        CandidateInfo("ö\ud801", (3,), ('"',)),
+        Candidate("a,b", ban((1, 2)), (" wait", "\ud800")),
+        Candidate("ö\ud801", ban((3,)), ('"',)),
     )
     frame = build_verdicts([cube_of(base, knockout, infos=infos)])
     write_verdicts(frame, tmp_path / "v.csv", tmp_path / "v.json")
@@ -252,7 +254,7 @@ def test_racing_table_uses_only_the_rounds_before_settling() -> None:
     noisy = rng.random((400, 6)) < 0.3
     knockout[1] = np.where(noisy, (rng.random((400, 6)) < 0.7), base)
     infos = tuple(
-        CandidateInfo(n, (i,), group="canary" if n == "aa" else "candidate")
+        Candidate(n, ban((i,)), group="canary" if n == "aa" else "candidate")
         for i, n in enumerate(("pillar", "noisy", "never", "aa"))
     )
     cube = cube_of(base, knockout, infos=infos)
@@ -288,7 +290,7 @@ def test_bad_levels_and_cubes_are_refused() -> None:
     with pytest.raises(ValueError, match="knockout has shape"):
         cube_of(np.ones((3, 2)), np.ones((1, 2, 2)))
     with pytest.raises(ValueError, match="occur twice: x"):
-        cube_of(np.ones((2, 1)), np.ones((2, 2, 1)), infos=(CandidateInfo("x", (1,)),) * 2)
+        cube_of(np.ones((2, 1)), np.ones((2, 2, 1)), infos=(Candidate("x", ban((1,))),) * 2)
     with pytest.raises(ValueError, match="other than 0, 1"):
         cube_of(np.full((2, 1), 2), np.ones((1, 2, 1)))
 

@@ -22,6 +22,7 @@ from knockout.engines.base import Engine, Request, generate
 from knockout.engines.open import open_engine
 from knockout.errors import UsageError
 from knockout.ledger import BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.tokens.candidates import Candidate
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
@@ -216,7 +217,7 @@ def real(
             "identity_hash": "0",
             "special_ids": json.dumps(tokenizer.all_special_ids),
         },
-        [Candidate("banned", (banned,), ("banned",))],
+        [Candidate("banned", ban((banned,)), ("banned",))],
         [BenchmarkRow("colours", "exact_match", 1, "f")],
         [ProblemRow(0, 0, "colours/0", prompt, np.array(ids, dtype=np.int32))],
     ) as ledger:

@@ -185,7 +185,7 @@ class FileColumn(_Model):
 
 
 class CandidateSource(_Model):
-    """Where the candidates come from; at least one of file, ids, strings and sets is given."""
+    """Where the candidates come from; at least one of file, ids, strings, sets and replace is given."""
 
     file: FilePath | None = handling(None)
     """CSV, Parquet, JSON (a bare list) or text (a string a line, JSON-quoted where wanted)."""
@@ -202,6 +202,20 @@ class CandidateSource(_Model):
     lower case, capitalised, upper case."""
     controls: FileColumn | None = handling(None)
     """Tokens that are knocked out for comparison, in the same kinds of file."""
+    replace: dict[TokenId | Text, TokenId | Text] | None = handling(None)
+    """Further candidates that are not banned: where the first token is picked, the second is emitted,
+    as in `{" wait": " so"}`."""
+    where: Literal["everywhere", "thinking", "answer"] = handling("everywhere")
+    """The part of a trajectory in which all of them act; `thinking` and `answer` need
+    `chat.think_end`."""
+    steps: tuple[Whole, Count | None] | None = handling(None)
+    """The steps at which all of them act, `[from, to]`: counted from 0, the second not included, null
+    for the end; null for all."""
+    dose: tuple[Number, ...] | None = handling(None)
+    """Adds for each banned candidate a penalty of each of these sizes, in logits, for example
+    `[0.5, 1, 2, 4]`; the ban is the last point of the curve. A negative one boosts."""
+    pairs: Literal["all"] | tuple[TokenId | Text, ...] | None = handling(None)
+    """Adds all pairs of the banned candidates, or of those named here by name, text or id."""
     allow_eos: bool = handling(False)
     """Whether a token that ends the text may be banned; such a knockout never stops by itself."""
     canary: bool = handling(True)
@@ -209,15 +223,37 @@ class CandidateSource(_Model):
 
     @model_validator(mode="after")
     def _some_source(self) -> CandidateSource:
-        if self.file is None and not any((self.ids, self.strings, self.sets)):
-            empty = next(
-                (n for n in ("ids", "strings", "sets") if getattr(self, n) is not None), ""
-            )
+        kinds = ("ids", "strings", "sets", "replace")
+        if self.file is None and not any(getattr(self, n) for n in kinds):
+            empty = next((n for n in kinds if getattr(self, n) is not None), "")
             found = f"`{empty}` is empty" if empty else "nothing"
-            raise ValueError(f"found {found}; expected a file, ids, strings or sets")
+            raise ValueError(f"found {found}; expected a file, ids, strings, sets or replace")
         if self.column is not None and self.file is None:
             raise ValueError("found a column without a file; `column` names a column of `file`")
         return self
+
+    @field_validator("dose")
+    @classmethod
+    def _some_dose(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (not value or 0 in value or len(set(value)) < len(value)):
+            raise ValueError(
+                "expected penalties other than 0, each once (the ban is added to them)"
+            )
+        return value
+
+    @field_validator("steps")
+    @classmethod
+    def _a_range(cls, value: tuple[int, int | None] | None) -> tuple[int, int | None] | None:
+        if value is not None and value[1] is not None and value[1] <= value[0]:
+            raise ValueError("expected `[from, to]` with from below to")
+        return value
+
+    @field_validator("pairs")
+    @classmethod
+    def _two_or_more(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and len(value) < 2:
+            raise ValueError("a pair takes two candidates; name two or more, or `all`")
+        return value
 
 
 class ChatSettings(_Model):
@@ -350,6 +386,15 @@ class Sweep(_Model):
         if value.startswith((".", "/", "~")) or (base / path).is_dir():
             return str((base / path).resolve())
         return value
+
+    @model_validator(mode="after")
+    def _end_of_thinking(self) -> Sweep:
+        if self.candidates.where != "everywhere" and not self.chat.think_end:
+            raise ValueError(
+                f"found `candidates.where: {self.candidates.where}` without `chat.think_end`; say "
+                'what closes the thinking, for example `chat: {think_end: "</think>"}`'
+            )
+        return self
 
     @model_validator(mode="after")
     def _distinct_benchmarks(self) -> Sweep:

@@ -199,10 +199,14 @@ def _as_table(rows: list[tuple[Any, ...]], schema: pa.Schema, directory: Path) -
     )
 
 
+_RAW = ("steps", "watched")
+"""Columns of numbers that are not compressed."""
+
+
 def _numbers(column: str, blob: bytes | None) -> Any:
     if blob is None:
         return None
-    return np.frombuffer(blob, dtype="<i4") if column == "steps" else unpack_ids(blob)
+    return np.frombuffer(blob, dtype="<i4") if column in _RAW else unpack_ids(blob)
 
 
 def _insert(db: sqlite3.Connection, table: str, batch: pa.RecordBatch) -> int:
@@ -211,7 +215,7 @@ def _insert(db: sqlite3.Connection, table: str, batch: pa.RecordBatch) -> int:
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_list(column.type):
-            pack = pack_steps if name == "steps" else pack_ids
+            pack = pack_steps if name in _RAW else pack_ids
             columns.append([pack(v.values.to_numpy()) if v.is_valid else None for v in column])
         else:
             columns.append(column.to_pylist())

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knockout.ledger.rows import NOT_ASKED
+from knockout.method.interventions import Intervention, ban
+from knockout.tokens.candidates import Candidate
 
-__all__ = ["pack_ids", "pack_steps", "safe_text", "unpack_ids", "unpack_steps"]
+__all__ = [
+    "pack_candidate",
+    "pack_ids",
+    "pack_steps",
+    "pack_watched",
+    "safe_text",
+    "unpack_candidate",
+    "unpack_ids",
+    "unpack_steps",
+    "unpack_watched",
+]
 
 
 _WORDS, _WORDS_AND_BYTES = b"\x01", b"\x02"
@@ -90,3 +104,38 @@ def unpack_steps(blobs: list[bytes], n_candidates: int) -> NDArray[np.int32]:
 def safe_text(text: str | None) -> str | None:
     """Makes a text storable: SQLite takes no lone surrogates, which decoding can leave."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def pack_watched(watched: Mapping[int, int]) -> bytes:
+    """Where pairs leave a fork: {candidate: step or `INHERITED`}."""
+    flat = [number for pair in sorted(watched.items()) for number in pair]
+    return np.array(flat, dtype="<i4").tobytes()
+
+
+def unpack_watched(blob: bytes) -> dict[int, int]:
+    """Reads what `pack_watched` wrote."""
+    flat = np.frombuffer(blob, dtype="<i4").reshape(-1, 2)
+    return {int(candidate): int(step) for candidate, step in flat}
+
+
+def pack_candidate(candidate: Candidate) -> tuple[str, str, str, str, str]:
+    """A candidate as its row holds it; the intervention is empty for a plain ban of its ids."""
+    record = candidate.intervention.to_record() | {"members": list(candidate.members)}
+    plain = candidate.intervention.is_plain_ban and not candidate.members
+    return (
+        candidate.name,
+        json.dumps(candidate.token_ids),
+        json.dumps(candidate.tokens),
+        candidate.group,
+        "" if plain else json.dumps(record, sort_keys=True),
+    )
+
+
+def unpack_candidate(name: str, ids: str, tokens: str, group: str, record: str) -> Candidate:
+    """Reads what `pack_candidate` wrote."""
+    texts = tuple(json.loads(tokens))
+    if not record:
+        return Candidate(name, ban(tuple(json.loads(ids))), texts, group)  # type: ignore[arg-type]
+    given = json.loads(record)
+    members = tuple(given.pop("members"))
+    return Candidate(name, Intervention.from_record(given), texts, group, members)  # type: ignore[arg-type]

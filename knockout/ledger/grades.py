@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CandidateInfo", "GradeCube"]
+from knockout.tokens.candidates import Candidate
 
-
-@dataclass(frozen=True, slots=True)
-class CandidateInfo:
-    """Who a row is about.
-
-    Attributes:
-        name: Unique within a sweep.
-        token_ids: The ids that are banned together.
-        tokens: Their texts, in the same order.
-        group: "candidate" and "control" are hypotheses and count in the multiplicity correction;
-            a "canary" bans an id that cannot occur, measures the harness, and does not count.
-    """
-
-    name: str
-    token_ids: tuple[int, ...]
-    tokens: tuple[str, ...] = ()
-    group: Literal["candidate", "control", "canary"] = "candidate"
+__all__ = ["GradeCube"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +31,7 @@ class GradeCube:
     """
 
     benchmark: str
-    candidates: tuple[CandidateInfo, ...]
+    candidates: tuple[Candidate, ...]
     problem_ids: tuple[str, ...]
     seeds: tuple[int, ...]
     baseline: NDArray[np.int8]

@@ -16,7 +16,13 @@ from typing import Any
 from knockout.errors import KnockoutError, UsageError
 from knockout.ledger.check import wrong_checksums
 from knockout.ledger.checksum import insert, install, update
-from knockout.ledger.codec import pack_ids, pack_steps, safe_text
+from knockout.ledger.codec import (
+    pack_candidate,
+    pack_ids,
+    pack_steps,
+    pack_watched,
+    safe_text,
+)
 from knockout.ledger.connection import connect, set_journal, speaking, transaction
 from knockout.ledger.place import Place
 from knockout.ledger.queries import BASELINE, Queries
@@ -213,7 +219,8 @@ class Ledger(Queries):
                 [
                     (
                         *f.key, f.candidate, f.step, f.finish, f.step + len(f.tokens),
-                        f.correct, f.grade, int(f.respelled),
+                        f.correct, f.grade, int(f.respelled), f.parent,
+                        f.step if f.shared is None else f.shared, pack_watched(f.watched),
                     )
                     for f in forks
                 ],
@@ -351,10 +358,7 @@ def _add_plan(
     insert(
         db,
         "candidate",
-        [
-            (at[0] + i, c.name, json.dumps(c.token_ids), json.dumps(c.tokens), c.group, "")
-            for i, c in enumerate(candidates)
-        ],
+        [(at[0] + i, *pack_candidate(c)) for i, c in enumerate(candidates)],
     )
     insert(
         db,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.errors import KnockoutError
-from knockout.ledger.codec import unpack_ids, unpack_steps
+from knockout.ledger.codec import unpack_candidate, unpack_ids, unpack_steps
 from knockout.ledger.connection import damaged, speaking
 from knockout.ledger.rows import BenchmarkRow, CellKey, ForkTotal
 from knockout.tokens.candidates import Candidate
@@ -199,7 +199,7 @@ class Queries:
         forks = {
             (b, p): tokens
             for b, p, tokens in self.query(
-                "SELECT benchmark, problem, SUM(n_tokens - step) FROM fork GROUP BY 1, 2"
+                "SELECT benchmark, problem, SUM(n_tokens - shared) FROM fork GROUP BY 1, 2"
             )
         }
         return {(b, p): (tokens + forks.get((b, p), 0)) / n for b, p, n, tokens in cells}
@@ -439,11 +439,10 @@ class Queries:
 
     def _read_plan(self) -> None:
         with damaged(self.path):
-            rows = self.query('SELECT name, token_ids, tokens, "group" FROM candidate ORDER BY id')
-            self.candidates = tuple(
-                Candidate(name, tuple(json.loads(ids)), tuple(json.loads(texts)), group)
-                for name, ids, texts, group in rows
+            rows = self.query(
+                'SELECT name, token_ids, tokens, "group", intervention FROM candidate ORDER BY id'
             )
+            self.candidates = tuple(unpack_candidate(*row) for row in rows)
         rows = self.query("SELECT name, metric, n_seeds, fingerprint FROM benchmark ORDER BY id")
         self.benchmarks = tuple(BenchmarkRow(*row) for row in rows)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import GradeCube
 from knockout.ledger.ledger import Ledger
 from knockout.ledger.rows import INHERITED, NOT_ASKED
 
@@ -125,16 +125,12 @@ def grade_cubes(ledger: Ledger) -> list[GradeCube]:
 
     What is not there, failed, or could not be graded is −1.
     """
-    infos = tuple(
-        CandidateInfo(name=c.name, token_ids=c.token_ids, tokens=c.tokens, group=c.group)
-        for c in ledger.candidates
-    )
     cubes = []
     for index, benchmark in enumerate(ledger.benchmarks):
         ids = ledger.doc_ids(index)
         shape = (len(ids), benchmark.n_seeds)
         baseline = np.full(shape, -1, dtype=np.int8)
-        steps = np.full((len(infos), *shape), NOT_ASKED, dtype=np.int32)
+        steps = np.full((len(ledger.candidates), *shape), NOT_ASKED, dtype=np.int32)
         cells = ledger.cells(index)
         if cells:
             problem, seed, _, correct, _, _, own = zip(*cells, strict=True)
@@ -153,7 +149,7 @@ def grade_cubes(ledger: Ledger) -> list[GradeCube]:
         cubes.append(
             GradeCube(
                 benchmark=benchmark.name,
-                candidates=infos,
+                candidates=ledger.candidates,
                 problem_ids=ids,
                 seeds=tuple(range(benchmark.n_seeds)),
                 baseline=baseline,

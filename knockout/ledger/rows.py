@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,11 @@ class ForkRow:
         tokens: (T − step,) the ids after the fork.
         respelled: Whether the decoded text encodes to ids that hold a banned one again. The ban
             held on ids; a reader of the text may see the token all the same.
+        parent: The candidate whose fork it left, for a pair; −1 for the baseline.
+        shared: Tokens that it did not generate; None for `step`. A pair shares more with its
+            parent than with the baseline, at most all of it.
+        watched: Pairs of this candidate that it may be the parent of, and the step at which each
+            leaves it; `INHERITED` where it nowhere does.
     """
 
     key: CellKey
@@ -133,6 +139,9 @@ class ForkRow:
     extracted: str | None
     error: str | None
     respelled: bool = False
+    parent: int = -1
+    shared: int | None = None
+    watched: Mapping[int, int] = field(default_factory=dict)
 
 
 class ForkTotal(NamedTuple):
@@ -142,7 +151,7 @@ class ForkTotal(NamedTuple):
         benchmark, seed, finish, grade: Which forks.
         n: How many.
         n_tokens: Their tokens, with the shared prefix.
-        n_shared: Of them those before the fork.
+        n_shared: Of them those that were not generated for it.
         respelled: See `ForkRow`.
     """
 

@@ -20,7 +20,7 @@ __all__ = ["COMPARED_TABLES", "FORK_TOTALS", "SCHEMA_VERSION", "VERSIONS", "stat
 COMPARED_TABLES = ("candidate", "benchmark", "problem", "cell", "fork", "generation", "audit")
 """What must be equal in two runs of one sweep."""
 
-FORK_TOTALS = "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(step), SUM(respelled)"
+FORK_TOTALS = "benchmark, seed, finish, grade, COUNT(*), SUM(n_tokens), SUM(shared), SUM(respelled)"
 """The columns of `fork_total`, as they come from `fork`."""
 
 _FIRST = """
@@ -142,7 +142,11 @@ CREATE TABLE session (
 );
 """
 
-_TOTALS = _FIRST[_FIRST.index("CREATE TABLE fork_total") : _FIRST.index("CREATE TABLE generation")]
+_TOTALS = (
+    _FIRST[_FIRST.index("CREATE TABLE fork_total") : _FIRST.index("CREATE TABLE generation")]
+    .replace("NEW.step", "NEW.shared")
+    .replace("OLD.step", "OLD.shared")
+)
 
 _SECOND = f"""
 ALTER TABLE meta ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
@@ -151,6 +155,10 @@ ALTER TABLE candidate ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE benchmark ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE problem ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE cell ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE fork ADD COLUMN parent INTEGER NOT NULL DEFAULT -1; -- whose trajectory it left
+ALTER TABLE fork ADD COLUMN shared INTEGER NOT NULL DEFAULT 0;   -- tokens it did not generate
+ALTER TABLE fork ADD COLUMN watched BLOB NOT NULL DEFAULT x'';   -- int32: pair, where it leaves
+UPDATE fork SET shared = step;
 ALTER TABLE fork ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE generation ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE audit ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;

@@ -50,8 +50,15 @@ def identity(
         "model_fingerprint": model,
         "tokenizer_fingerprint": tokenizer,
         "benchmark_fingerprints": dict(benchmarks),
-        "candidates": [[c.name, c.group, *c.token_ids] for c in candidates],
+        "candidates": [_candidate(c) for c in candidates],
     }
+
+
+def _candidate(candidate: Candidate) -> list[Any]:
+    """A plain ban as the first version wrote it, any other intervention by its record."""
+    if candidate.intervention.is_plain_ban:
+        return [candidate.name, candidate.group, *candidate.token_ids]
+    return [candidate.name, candidate.group, candidate.intervention.to_record()]
 
 
 def digest(record: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
+from knockout.method.interventions import Intervention
 from knockout.method.sampling import Sampling, cell_seed
 from knockout.tokens.candidates import Candidate
 
@@ -62,10 +63,10 @@ class Plan:
     strategy: Literal["fork", "naive"] = "fork"
     audit: float = 0.0
     ban_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
-    """(C,) hash of each candidate's ids, for `audit_mask`."""
+    """(C,) hash of each candidate's intervention, for `audit_mask`."""
 
     def __post_init__(self) -> None:
-        keys = np.array([_hash(c.token_ids) for c in self.candidates], dtype=np.uint64)
+        keys = np.array([_hash(c.intervention) for c in self.candidates], dtype=np.uint64)
         object.__setattr__(self, "ban_keys", keys)
 
     def problem(self, key: CellKey) -> PlannedProblem:
@@ -185,6 +186,7 @@ def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:
     return np.asarray(uniform < plan.audit)
 
 
-def _hash(token_ids: tuple[int, ...]) -> int:
-    text = ",".join(map(str, token_ids)).encode()
+def _hash(intervention: Intervention) -> int:
+    plain = ",".join(map(str, intervention.token_ids))
+    text = (plain if intervention.is_plain_ban else intervention.digest).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

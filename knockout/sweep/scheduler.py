@@ -88,6 +88,9 @@ class Scheduler:
         max_num_seqs: int,
         observe: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
+        for c in plan.candidates:
+            if not c.intervention.is_plain_ban or c.members:
+                raise KnockoutError(f"{c.name}: the engines of this version only ban")
         self.plan, self.ledger, self.engine, self.grader = plan, ledger, engine, grader
         self.tokenizer = tokenizer
         self.most_open = max_num_seqs + _LOOKAHEAD

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from knockout.config.sweep import CandidateSource
 from knockout.errors import UsageError
+from knockout.method.interventions import Intervention, ban
 from knockout.tokens.eos import widen_stop_ban
 from knockout.tokens.lists import Item, read_list
+from knockout.tokens.variants import dosed, pairs_of, replacement_token, scoped
 
 __all__ = [
     "Candidate",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 Group = Literal["candidate", "control", "canary"]
+Family = Literal["singles", "dose", "pairs"]
 
 # Names that vocabularies give to entries that no text uses.
 _UNUSED = re.compile(r"reserved|unused|extra_id|placeholder", re.IGNORECASE)
@@ -30,20 +33,38 @@ _UNUSED = re.compile(r"reserved|unused|extra_id|placeholder", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A named set of token ids that are banned together.
+    """A named intervention; most are plain bans of one token.
 
     Attributes:
         name: Unique in the run; for a single token its quoted text.
-        token_ids: Rising, without repeats.
-        tokens: The text of each id, quoted and unambiguous.
+        intervention: What is changed.
+        tokens: The text of each of its ids, quoted and unambiguous.
         group: What it is for. A canary bans an id that cannot occur, so that its row shows what
             a knockout without any effect looks like.
+        members: The names of the two candidates that a pair joins; () for others.
     """
 
     name: str
-    token_ids: tuple[int, ...]
-    tokens: tuple[str, ...]
+    intervention: Intervention
+    tokens: tuple[str, ...] = ()
     group: Group = "candidate"
+    members: tuple[str, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids that it changes, rising, without repeats."""
+        return self.intervention.token_ids
+
+    @property
+    def family(self) -> Family:
+        """The hypotheses that it is judged with; each family is corrected by itself.
+
+        Otherwise ten points of a dose-response curve, or all pairs, would make the single
+        knockouts harder to see.
+        """
+        if self.members:
+            return "pairs"
+        return "dose" if self.intervention.kind == "penalty" else "singles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +72,8 @@ class Resolved:
     """What a source stands for.
 
     Attributes:
-        candidates: In the source's order: candidates, controls, the canary.
+        candidates: In the source's order: candidates (penalties before their ban), replacements,
+            controls, pairs, the canary.
         warnings: One line each.
     """
 
@@ -143,11 +165,16 @@ def resolve(source: CandidateSource, vocabulary: Vocabulary) -> Resolved:
     builder.add_all(_inline("candidates.strings", source.strings or ()), "candidate")
     for name, members in (source.sets or {}).items():
         builder.add_set(name, members)
+    for replaced, replacement in (source.replace or {}).items():
+        builder.add_replacement(replaced, replacement)
     if source.controls is not None:
         builder.add_all(read_list(source.controls.file, source.controls.column), "control")
+    found = scoped(_with_unique_names(builder.found), source.where, source.steps)
+    pairs = [] if source.pairs is None else pairs_of(found, source.pairs, vocabulary)
+    found = [*dosed(found, source.dose or ()), *pairs]
     if source.canary and (extra := canary(vocabulary, builder.seen_ids)) is not None:
-        builder.found.append(extra)
-    return Resolved(tuple(_with_unique_names(builder.found)), tuple(builder.warnings))
+        found.append(extra)
+    return Resolved(tuple(found), tuple(builder.warnings))
 
 
 def canary(vocabulary: Vocabulary, taken: Iterable[int] = ()) -> Candidate | None:
@@ -155,11 +182,11 @@ def canary(vocabulary: Vocabulary, taken: Iterable[int] = ()) -> Candidate | Non
     taken = set(taken) | set(vocabulary.eos_ids)
     for token in range(vocabulary.width - 1, vocabulary.n_named - 1, -1):
         if token not in taken:
-            return Candidate("A/A", (token,), (vocabulary.show(token),), "canary")
+            return Candidate("A/A", ban((token,)), (vocabulary.show(token),), "canary")
     added = getattr(vocabulary.tokenizer, "added_tokens_decoder", {})
     for token, entry in sorted(added.items(), reverse=True):
         if token not in taken and token < vocabulary.width and _UNUSED.search(str(entry)):
-            return Candidate("A/A", (token,), (vocabulary.show(token),), "canary")
+            return Candidate("A/A", ban((token,)), (vocabulary.show(token),), "canary")
     return None
 
 
@@ -207,6 +234,23 @@ class _Builder:
             ids.append(token)
         self._add(name, tuple(sorted(ids)), where, "candidate")
 
+    def add_replacement(self, replaced: int | str, replacement: int | str) -> None:
+        where = f"candidates.replace.{replaced}"
+        item = Item(replaced, where)
+        if isinstance(replaced, str) and self.whole_family:
+            ids, name = self._family(item), f"family {display(replaced.strip())}"
+        else:
+            ids = (self._token(item),)
+            name = self.vocabulary.show(ids[0])
+        into = replacement_token(self.vocabulary, replacement, where)
+        if into in ids:
+            raise UsageError(f"{where}: {name} is replaced by itself")
+        for token in ids:
+            self._judge(token, self.vocabulary.show(token), where)
+        shown = tuple(self.vocabulary.show(token) for token in ids)
+        change = Intervention("replace", ids, replacement=into)
+        self.found.append(Candidate(f"{name} → {self.vocabulary.show(into)}", change, shown))
+
     def _token(self, item: Item) -> int:
         value = item.value
         if isinstance(value, str):
@@ -247,7 +291,7 @@ class _Builder:
         if note is not None:
             self.warnings.append(f"{where}: {note}")
         shown = tuple(self.vocabulary.show(token) for token in ids)
-        self.found.append(Candidate(name, ids, shown, group))
+        self.found.append(Candidate(name, ban(ids), shown, group))
 
     def _judge(self, token: int, text: str, where: str) -> None:
         if token in self.vocabulary.eos_ids:
@@ -276,5 +320,5 @@ def _with_unique_names(candidates: Sequence[Candidate]) -> list[Candidate]:
         name = candidate.name
         if names.count(name) > 1:
             name = f"{name} #{'+'.join(map(str, candidate.token_ids))}"
-        unique.append(Candidate(name, candidate.token_ids, candidate.tokens, candidate.group))
+        unique.append(replace(candidate, name=name))
     return unique

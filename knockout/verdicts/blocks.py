@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import GradeCube
+from knockout.tokens.candidates import Candidate
 
 if TYPE_CHECKING:
     from knockout.stats.paired import Tally
@@ -40,7 +41,7 @@ class Block:
     """What the rows of one benchmark are made from; every array is (C,)."""
 
     name: str
-    candidates: tuple[CandidateInfo, ...]
+    candidates: tuple[Candidate, ...]
     tally: Tally
     reasons: list[str]  # why there is no test; "" where there is one
     counts: dict[str, NDArray[np.int64]]  # columns that are plain counts

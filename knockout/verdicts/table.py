@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.config.sweep import VerdictRule
-from knockout.ledger.grades import CandidateInfo, GradeCube
+from knockout.ledger.grades import GradeCube
+from knockout.tokens.candidates import Candidate
 from knockout.verdicts.blocks import (
     POOLED,
     TIE,
@@ -313,7 +314,7 @@ def _strong(delta: NDArray[np.float64], significant: NDArray[np.bool_]) -> list[
     ]
 
 
-def _counted(candidates: Sequence[CandidateInfo]) -> NDArray[np.bool_]:
+def _counted(candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
     return np.array([c.group != "canary" for c in candidates], dtype=np.bool_)
 
 
