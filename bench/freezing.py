@@ -64,7 +64,8 @@ def step_parts(args: argparse.Namespace) -> dict[str, Any]:
 def loss_of(args: argparse.Namespace, parts: dict[str, Any]) -> Any:
     """The arm's loss as a function without arguments."""
     from knockout.training import freeze_weights, head_of, reverse_kl
-    from knockout.training.selection import Selection, Selector
+    from knockout.training.selection import Selection
+    from knockout.training.selector import Selector
 
     student, teacher, labels = parts["student"], parts["teacher"], parts["labels"]
     frozen = tuple(range(1000, 1000 + round(args.share * TYPES)))

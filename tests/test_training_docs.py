@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "training.md", *sorted((DOCS / "recipes").glob("*.md"))]
+PAGES = [DOCS / "training.md", DOCS / "extending.md", *sorted((DOCS / "recipes").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- not run[^>]*-->\n)?```python\n(.*?)```", re.DOTALL)
 
 
 def test_the_pages_have_code() -> None:
-    assert len(PAGES) == 4
+    assert len(PAGES) == 5
     assert all(BLOCK.search(page.read_text(encoding="utf-8")) for page in PAGES)
 
 

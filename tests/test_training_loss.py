@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knockout.training import Head, merge_actions, reverse_kl, selective_reverse_kl
+from knockout.training import Head, merge_actions, reverse_kl, selective_kl
 
 N, H, V = 17, 8, 53
 
@@ -47,7 +47,7 @@ def test_value_and_gradients_equal_autograd(
     hidden, student, targets, teacher = problem(**kwargs)
     weights = torch.rand(N, generator=torch.Generator().manual_seed(5))
     weights[[0, 3, 4, 16]] = 0
-    found = selective_reverse_kl(
+    found = selective_kl(
         hidden,
         student,
         targets,
@@ -89,7 +89,7 @@ def test_value_and_gradients_equal_autograd(
 
 def test_logit_gradient_norm_equals_autograd() -> None:
     hidden, student, targets, teacher = problem()
-    found = selective_reverse_kl(hidden, student, targets, teacher, torch.ones(N))
+    found = selective_kl(hidden, student, targets, teacher, torch.ones(N))
     z = whole_logits(hidden, student).detach().requires_grad_()
     (g,) = torch.autograd.grad(reverse_kl(z, whole_logits(targets, teacher)).sum(), z)
     torch.testing.assert_close(found.grad_norm.double(), g.norm(dim=1), rtol=1e-4, atol=1e-6)
@@ -97,34 +97,30 @@ def test_logit_gradient_norm_equals_autograd() -> None:
 
 def test_positions_over_their_limit_weigh_as_told_and_pass_no_gradient() -> None:
     hidden, student, targets, teacher = problem()
-    kl = selective_reverse_kl(hidden, student, targets, teacher, torch.ones(N)).kl
+    kl = selective_kl(hidden, student, targets, teacher, torch.ones(N)).kl
     limits = torch.where(torch.arange(N) < 9, float(kl.median()), torch.inf)
     over = (torch.arange(N) < 9) & (kl > kl.median())
     assert 0 < over.sum() < 9
-    found = selective_reverse_kl(
-        hidden, student, targets, teacher, torch.ones(N), limits=limits, chunk=5
-    )
+    found = selective_kl(hidden, student, targets, teacher, torch.ones(N), limits=limits, chunk=5)
     assert torch.equal(found.weights, (~over).float())
     assert not found.kl.isnan().any()
-    explicit = selective_reverse_kl(hidden, student, targets, teacher, (~over).float())
+    explicit = selective_kl(hidden, student, targets, teacher, (~over).float())
     for a, b in zip(
         gradients(found.loss, hidden, student),
         gradients(explicit.loss, hidden, student),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
-    half = selective_reverse_kl(
-        hidden, student, targets, teacher, torch.ones(N), limits=limits, over=0.5
-    )
+    half = selective_kl(hidden, student, targets, teacher, torch.ones(N), limits=limits, over=0.5)
     assert torch.equal(half.weights, torch.where(over, 0.5, 1.0))
 
 
 def test_a_batch_without_weight_has_zero_loss_and_zero_gradients() -> None:
     hidden, student, targets, teacher = problem()
-    found = selective_reverse_kl(hidden, student, targets, teacher, torch.zeros(N))
+    found = selective_kl(hidden, student, targets, teacher, torch.zeros(N))
     assert found.loss.item() == 0
     assert all(g.abs().max() == 0 for g in gradients(found.loss, hidden, student))
-    empty = selective_reverse_kl(hidden[:0], student, targets[:0], teacher, torch.zeros(0))
+    empty = selective_kl(hidden[:0], student, targets[:0], teacher, torch.zeros(0))
     assert empty.loss.item() == 0
 
 
@@ -133,8 +129,8 @@ def test_skipped_positions_are_not_even_looked_at() -> None:
     spoiled = targets.clone()
     spoiled[4:] = torch.nan
     weights = (torch.arange(N) < 4).float()
-    clean = selective_reverse_kl(hidden, student, targets, teacher, weights)
-    dirty = selective_reverse_kl(hidden, student, spoiled, teacher, weights)
+    clean = selective_kl(hidden, student, targets, teacher, weights)
+    dirty = selective_kl(hidden, student, spoiled, teacher, weights)
     assert torch.equal(clean.loss, dirty.loss)
 
 
@@ -142,15 +138,15 @@ def test_a_wider_head_is_cut_to_the_shared_ids() -> None:
     hidden, student, targets, teacher = problem()
     wide = replace(teacher, weight=torch.cat([teacher.weight, torch.full((7, H + 3), 2.0)]))
     weights = torch.ones(N)
-    narrow = selective_reverse_kl(hidden, student, targets, teacher, weights)
-    padded = selective_reverse_kl(hidden, student, targets, wide, weights)
+    narrow = selective_kl(hidden, student, targets, teacher, weights)
+    padded = selective_kl(hidden, student, targets, wide, weights)
     torch.testing.assert_close(narrow.loss, padded.loss)
     padding = replace(
         student,
         weight=torch.cat([student.weight.detach(), torch.ones(7, H)]).requires_grad_(),
         bias=torch.cat([student.bias.detach(), torch.ones(7)]).requires_grad_(),  # type: ignore[union-attr]
     )
-    other = selective_reverse_kl(hidden, padding, targets, teacher, weights)
+    other = selective_kl(hidden, padding, targets, teacher, weights)
     torch.testing.assert_close(other.loss, narrow.loss)
     assert (gradients(other.loss, hidden, padding)[1][V:] == 0).all()
 
@@ -158,7 +154,7 @@ def test_a_wider_head_is_cut_to_the_shared_ids() -> None:
 def test_without_gradients_none_are_worked_out() -> None:
     hidden, student, targets, teacher = problem()
     with torch.no_grad():
-        found = selective_reverse_kl(hidden, student, targets, teacher, torch.ones(N))
+        found = selective_kl(hidden, student, targets, teacher, torch.ones(N))
     assert not found.loss.requires_grad
 
 
@@ -226,7 +222,7 @@ def test_low_precision_sums_in_float32(mixed: bool) -> None:
     ]
     given.requires_grad_()
     with torch.autocast("cpu", dtype=low, enabled=mixed):
-        found = selective_reverse_kl(given, heads[0], given.detach(), heads[1], torch.ones(N))
+        found = selective_kl(given, heads[0], given.detach(), heads[1], torch.ones(N))
     assert 0 < float(exact.mean()) < 0.01
     torch.testing.assert_close(found.kl.double(), exact, rtol=1e-3, atol=1e-6)
     found.loss.backward()
@@ -237,6 +233,6 @@ def test_low_precision_sums_in_float32(mixed: bool) -> None:
 def test_shapes_are_checked() -> None:
     hidden, student, targets, teacher = problem()
     with pytest.raises(ValueError, match=r"expected \(N, H\)"):
-        selective_reverse_kl(hidden, student, targets[:3], teacher, torch.ones(N))
+        selective_kl(hidden, student, targets[:3], teacher, torch.ones(N))
     with pytest.raises(ValueError, match="differ"):
         reverse_kl(torch.zeros(2, 5), torch.zeros(3, 5))

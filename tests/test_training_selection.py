@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from knockout.errors import KnockoutError, UsageError
 from knockout.training import (
     Constant,
+    Divergence,
     FollowKL,
     Head,
     budget_weights,
@@ -19,7 +21,10 @@ from knockout.training import (
     random_windows,
     reverse_kl,
 )
-from knockout.training.selection import Selection, Selector, StepLoss
+from knockout.training import divergence as whole_divergence
+from knockout.training.batch import StepLoss
+from knockout.training.selection import Selection
+from knockout.training.selector import Selector
 
 B, T, H, V = 3, 14, 8, 19
 FREEZE, PILLARS = (3, 4, 5, 6), (6, 7)
@@ -41,6 +46,7 @@ class Batch:
             self.student_hidden @ self.student_head.weight.T,
             self.teacher_hidden @ self.teacher_head.weight.T,
         )
+        self.mean = float(self.kl.detach()[self.labels != -100].mean())
 
     def run(self, selector: Selector, **kwargs: Any) -> StepLoss:
         return selector.loss(
@@ -171,37 +177,209 @@ def test_reach_drops_frozen_tails_and_rows() -> None:
     assert soft.reach(labels, 1)[1] == 4
 
 
-def test_lambda_follows_the_running_kl() -> None:
+def test_lambda_follows_the_kl_of_all_tokens() -> None:
     batch = Batch()
-    selector = Selector(Selection(FREEZE, schedule=FollowKL(high=1000, low=999), watch_every=0))
-    first, second = batch.run(selector), batch.run(selector)
+    selector = Selector(Selection(FREEZE, schedule=FollowKL(high=1000, low=999), watch_every=2))
+    mean = batch.mean
+    first = batch.run(selector, step=0)
     assert first.metrics["frozen_weight"] == 1  # the KL is not known yet
+    second = batch.run(selector, step=1)  # its frozen ones are skipped, and not watched at step 1
     assert second.metrics["frozen_weight"] == 0
-    known = selector.running_kl
-    assert known == pytest.approx(
-        0.9 * first.metrics["kl_trained"] + 0.1 * second.metrics["kl_trained"]
-    )
+    assert selector.running_kl == pytest.approx(mean)
+    assert math.isnan(second.metrics["kl_frozen"])
+    selector.advance(2)
+    assert math.isnan(selector.running_kl)  # no step has watched what λ = 0 skips
+    batch.run(selector, step=2)
+    batch.run(selector, step=3)
+    selector.advance(4)
+    assert selector.running_kl == pytest.approx(mean)
     batch.labels[:] = -100
-    batch.run(selector)
-    assert selector.running_kl == known  # a batch without tokens says nothing
+    batch.run(selector, step=4)
+    selector.advance(5)
+    assert selector.running_kl == pytest.approx(mean)  # a batch without tokens says nothing
+
+
+def test_an_even_fall_of_all_kls_moves_lambda_as_far_as_it_says() -> None:
+    """Frozen types have five times the KL of the others; all fall by 20 % and then stay."""
+    make = torch.Generator().manual_seed(0)
+    labels = torch.randint(V, (4, 30), generator=make)
+    frozen = torch.isin(labels, torch.tensor(FREEZE))
+    kl = torch.where(frozen, 5.0, 1.0)
+    high = float(kl.mean())
+    schedule = FollowKL(high=high, low=high * 0.4)
+    selector = Selector(Selection(FREEZE, schedule=schedule))
+    for step in range(80):
+        selector.advance(step)
+        now = kl if step < 1 else kl * 0.8
+        skipped = frozen if selector.weight(step) == 0 else torch.zeros_like(frozen)
+        seen = torch.where(skipped & torch.tensor(not selector.watches(step)), torch.nan, now)
+        selector._remember(seen.flatten(), skipped.flatten())
+    assert selector.running_kl == pytest.approx(0.8 * high, rel=1e-3)
+    assert selector.weight(80) == pytest.approx((0.8 - 0.4) / 0.6, rel=1e-2)
+
+
+def test_what_reach_leaves_out_counts_as_when_it_was_last_seen() -> None:
+    labels = torch.tensor([[1, 3, 3, 3], [3, 3, 3, 3]])
+    selector = Selector(Selection((3,), schedule=FollowKL(1.0, 0.5), watch_every=2))
+    kl = torch.tensor([[0.1, 2.0, 2.0, 2.0], [2.0] * 4])
+    selector.running_kl = 0.1  # λ = 0
+    for step in (0, 1):
+        selector.advance(step)
+        rows, columns = selector.reach(labels, step)
+        selector.plan([selector.part(labels, step=step)])
+        seen, ids = kl[rows, :columns].flatten(), labels[rows, :columns].flatten()
+        watched = selector.watches(step)
+        selector._remember(torch.where((ids == 3) & (not watched), torch.nan, seen), ids == 3)
+        assert (len(ids) == 8) == watched
+    selector.advance(2)
+    mean = float(kl.mean())
+    assert selector.running_kl == pytest.approx(0.9 * (0.9 * 0.1 + 0.1 * mean) + 0.1 * mean)
+
+
+@pytest.mark.parametrize("divergence", [Divergence("forward"), Divergence("jsd", 0.3)])
+def test_other_divergences_carry_the_same_weights(divergence: Divergence) -> None:
+    batch = Batch()
+    chosen = Selection(FREEZE, PILLARS, schedule=Constant(0.3), divergence=divergence)
+    out = batch.run(Selector(chosen))
+    weights = freeze_weights(batch.labels, None, FREEZE, weight=0.3, pillars=PILLARS)
+    whole = whole_divergence(
+        batch.student_hidden @ batch.student_head.weight.T,
+        batch.teacher_hidden @ batch.teacher_head.weight.T,
+        divergence,
+    )
+    torch.testing.assert_close(out.weights, weights)
+    torch.testing.assert_close(out.loss, (weights * whole).sum() / (batch.labels != -100).sum())
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Selection(FREEZE),
+        Selection(FREEZE, control=True),
+        Selection(budget=0.1, score="soft_or"),
+        Selection(max_tokens=2),
+    ],
+)
+def test_an_evaluation_is_the_same_for_every_arm_and_moves_nothing(chosen: Selection) -> None:
+    batch = Batch()
+    selector = Selector(chosen)
+    batch.run(selector, step=0)
+    before = copy.deepcopy(selector.state_dict())
+    out = selector.evaluate(
+        batch.labels,
+        batch.student_hidden,
+        batch.student_head,
+        batch.teacher_hidden,
+        batch.teacher_head,
+    )
+    valid = batch.labels != -100
+    torch.testing.assert_close(out.loss, batch.kl[valid].mean().detach())
+    listed = torch.isin(batch.labels, torch.tensor(chosen.freeze_list, dtype=torch.int64)) & valid
+    assert out.metrics["kl_unfrozen"] == pytest.approx(
+        float(batch.kl.detach()[valid & ~listed].mean())
+    )
+    if chosen.freeze_list:
+        assert out.metrics["kl_frozen"] == pytest.approx(float(batch.kl.detach()[listed].mean()))
+    after = selector.state_dict()
+    assert str(after) == str(before)
+
+
+NORMALISED = {
+    "trained": {"freeze_list": FREEZE, "normalise": "trained"},
+    "window": {"freeze_list": FREEZE, "window": 2, "threshold": 2.0, "normalise": "trained"},
+    "first": {"max_tokens": 4, "normalise": "tokens"},
+    "budget": {"budget": 0.2, "score": "kl", "normalise": "trained"},
+}
+
+
+def step_gradient(chosen: Selection, parts: list[Batch], ranks: int = 1) -> torch.Tensor:
+    """∂(sum of the parts' losses)/∂(student's head), as an optimiser step adds them up."""
+    selector = Selector(chosen)
+    selector.advance(1)
+    plan = selector.plan(
+        [
+            selector.part(
+                b.labels,
+                step=1,
+                student=(b.student_hidden, b.student_head),
+                teacher=(b.teacher_hidden, b.teacher_head),
+            )
+            for b in parts
+        ]
+    )
+    total = torch.zeros(V, H)
+    for b in parts:
+        out = b.run(selector, denominator=plan.denominator / ranks, threshold=plan.threshold)
+        (g,) = torch.autograd.grad(out.loss, b.student_head.weight)
+        total += g
+    return total
+
+
+def piece(batch: Batch, rows: slice) -> Batch:
+    part = copy.copy(batch)
+    part.labels, part.kl = batch.labels[rows], batch.kl[rows]
+    part.student_hidden = batch.student_hidden[rows].detach()
+    part.teacher_hidden = batch.teacher_hidden[rows]
+    return part
+
+
+@pytest.mark.parametrize("case", list(NORMALISED))
+def test_a_step_does_not_depend_on_its_micro_batches(case: str) -> None:
+    batch, chosen = Batch(), Selection(**NORMALISED[case])  # type: ignore[arg-type]
+    parts = [piece(batch, slice(i, i + 1)) for i in range(B)]
+    torch.testing.assert_close(step_gradient(chosen, parts), step_gradient(chosen, [batch]))
+    out = batch.run(Selector(chosen))  # and a whole batch needs no plan
+    (g,) = torch.autograd.grad(out.loss, batch.student_head.weight)
+    torch.testing.assert_close(step_gradient(chosen, [batch]), g)
+
+
+def _rank(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    batch = Batch()
+    mine = [slice(0, 1), slice(1, 3)][rank]  # shares of unlike size
+    found = {}
+    for case, arguments in NORMALISED.items():
+        g = step_gradient(Selection(**arguments), [piece(batch, mine)], ranks=2)  # type: ignore[arg-type]
+        torch.distributed.all_reduce(g)
+        found[case] = g / 2  # what DDP does
+    selector = Selector(Selection(FREEZE, schedule=FollowKL(1000, 0.001)))
+    piece(batch, mine).run(selector, step=0)
+    selector.advance(1)
+    found["kl"] = torch.tensor(selector.running_kl)
+    torch.save(found, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_make_the_step_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    batch = Batch()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for case, arguments in NORMALISED.items():
+            wanted = step_gradient(Selection(**arguments), [batch])  # type: ignore[arg-type]
+            torch.testing.assert_close(found[case], wanted, msg=case)
+        assert float(found["kl"]) == pytest.approx(batch.mean)
 
 
 def test_a_saved_selector_goes_on_alike(tmp_path: Path) -> None:
-    chosen = Selection(FREEZE, control=True, schedule=FollowKL(high=1000, low=0.001), watch_every=0)
+    chosen = Selection(FREEZE, control=True, schedule=FollowKL(high=1000, low=0.001))
     batches = [Batch(seed) for seed in range(6)]
     whole = Selector(chosen)
-    wanted = [batch.run(whole) for batch in batches]
+    wanted = [batch.run(whole, step=i) for i, batch in enumerate(batches)]
     first = Selector(chosen)
-    for batch in batches[:3]:
-        batch.run(first)
+    for step, batch in enumerate(batches[:3]):
+        batch.run(first, step=step)
     torch.save(first.state_dict(), tmp_path / "selector.pt")
     second = Selector(chosen)
     second.load_state_dict(torch.load(tmp_path / "selector.pt", weights_only=True))
     assert second.running_kl == first.running_kl
-    for batch, one in zip(batches[3:], wanted[3:], strict=True):
-        other = batch.run(second)
+    for step in (3, 4, 5):
+        one, other = wanted[step], batches[step].run(second, step=step)
         assert torch.equal(other.weights, one.weights)
         assert other.metrics["frozen_weight"] == one.metrics["frozen_weight"]
+    assert second.running_kl == whole.running_kl
     fresh = [batch.run(selector) for selector in [Selector(chosen)] for batch in batches[3:]]
     assert not all(
         torch.equal(a.weights, b.weights) for a, b in zip(fresh, wanted[3:], strict=True)
@@ -230,6 +408,7 @@ def test_what_is_no_selectors_state_is_refused(state: Any) -> None:
         ({"window": -1}, "window is -1"),
         ({"score": "kl*luck"}, "no 'luck'"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"schedule": FollowKL(2, 1), "watch_every": 0}, "never be measured"),
     ],
 )
 def test_misuse_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -51,10 +51,11 @@ def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **k
     }
     special = options.pop("allow_special", False)
     prompts = options.pop("prompts", PROMPTS)
+    evaluation = options.pop("eval_prompts", None)
+    options.setdefault("per_device_train_batch_size", 3)
     config = DistillationConfig(
         str(out),
         max_completion_length=10,
-        per_device_train_batch_size=3,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
         logging_steps=1,
@@ -71,6 +72,8 @@ def make(folders: tuple[Path, Path], out: Path, selection: Selection | None, **k
         teacher_model=AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.float32),
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [" ".join(map(str, p)) for p in prompts]}),
+        eval_dataset=evaluation
+        and Dataset.from_dict({"prompt": [" ".join(map(str, p)) for p in evaluation]}),
         processing_class=AutoTokenizer.from_pretrained(folders[0], padding_side="left"),
         selection=selection,
         allow_special=special,
@@ -232,3 +235,106 @@ def test_what_it_cannot_do_is_refused(folders: tuple[Path, Path], tmp_path: Path
         make(folders, tmp_path, None, beta=0.5)
     with pytest.raises(UsageError, match=r"special token ids \[2\]"):
         make(folders, tmp_path, Selection((2, 50)))
+
+
+def test_arms_are_evaluated_alike(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The same model under three selections has one eval_loss, and its dice and KL stay."""
+    odd = tuple(range(3, VOCAB, 2))
+    arms = [
+        Selection(odd),
+        Selection(odd, control=True, schedule=FollowKL(20.0, 0.001)),
+        Selection(budget=0.1, score="soft_or"),
+    ]
+    losses = []
+    for place, arm in enumerate(arms):
+        trainer = make(folders, tmp_path / str(place), arm, eval_prompts=PROMPTS[:3])
+        before = str(trainer.selector.state_dict())
+        torch.manual_seed(0)  # of the rollouts
+        found = trainer.evaluate()
+        assert str(trainer.selector.state_dict()) == before
+        losses.append(found["eval_loss"])
+        if arm.freeze_list:
+            assert found["eval_kl_frozen"] > 0
+            assert found["eval_kl_unfrozen"] > 0
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        {"freeze_list": tuple(range(3, VOCAB, 2)), "normalise": "trained"},
+        {"freeze_list": tuple(range(3, VOCAB, 2)), "normalise": "trained", "window": 1,
+         "threshold": 0.2},
+        {"max_tokens": 4},
+        {"budget": 0.2, "score": "kl", "normalise": "trained"},
+    ],
+)  # fmt: skip
+def test_an_update_does_not_depend_on_accumulation(
+    folders: tuple[Path, Path], tmp_path: Path, arm: dict[str, Any]
+) -> None:
+    moved = []
+    for size, accumulate in ((6, 1), (3, 2)):
+        trainer = make(
+            folders,
+            tmp_path / str(size),
+            Selection(**arm),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulate,
+            max_steps=1,
+            optim="sgd",
+            max_grad_norm=0.0,
+        )
+        before = weights_of(trainer)
+        torch.manual_seed(0)  # of the rollouts
+        trainer.train()
+        moved.append(weights_of(trainer) - before)
+    assert moved[0].norm() > 0
+    assert (moved[0] - moved[1]).norm() / moved[0].norm() < 2e-3
+
+
+def test_a_model_whose_head_is_not_known_is_refused(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    plain = LlamaForCausalLM.forward
+
+    def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = plain(self, *args, **kwargs)
+        out.logits = 2 * out.logits
+        return out
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
+    with pytest.raises(UsageError, match=r"the student .* its logits are not those"):
+        make(folders, tmp_path, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' slow paths
+def test_falcon_h1_is_trained_with_trls_own_loss(tmp_path: Path) -> None:
+    """Its head multiplies the logits under a name of its own."""
+    from test_training_heads import tiny
+    from tiny import tiny_model
+    from trl import DistillationTrainer
+
+    for place, seed in (("student", 0), ("teacher", 1)):
+        tiny_model(tmp_path / place, 61, seed=seed)  # for the tokenizer
+        model = tiny("Falcon-H1")
+        with torch.no_grad():
+            model.lm_head.weight.add_(0.5 * seed * torch.randn_like(model.lm_head.weight))
+        model.save_pretrained(tmp_path / place)
+    trainer = make((tmp_path / "student", tmp_path / "teacher"), tmp_path / "out", None,
+                   prompts=[[5, 9, 44], [7, 8], [12, 60, 3]], max_steps=1)  # fmt: skip
+    seen = []
+    plain = trainer._compute_loss
+
+    def spy(student: Any, inputs: dict[str, Any], number: Any) -> Any:
+        found = plain(student, inputs, number)
+        theirs = DistillationTrainer._compute_loss(trainer, student, inputs, number)
+        seen.append((float(found[0]), float(theirs[0])))
+        return found
+
+    trainer._compute_loss = spy
+    trainer.train()
+    ((ours, theirs),) = seen
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert theirs > 0

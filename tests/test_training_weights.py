@@ -16,6 +16,7 @@ from knockout.training import (
     FollowKL,
     Linear,
     aligned_labels,
+    budget_threshold,
     budget_weights,
     freeze_weights,
     near,
@@ -29,20 +30,25 @@ FREEZE, PILLARS = {1, 2, 3}, {3, 4}
 def test_the_public_surface_is_what_trainers_were_told() -> None:
     assert sorted(training.__all__) == [
         "Constant",
+        "Divergence",
         "FollowKL",
         "Head",
         "Linear",
+        "Listed",
         "Schedule",
         "SelectiveLoss",
         "aligned_labels",
+        "budget_threshold",
         "budget_weights",
+        "divergence",
         "freeze_weights",
         "head_of",
         "merge_actions",
         "near",
         "random_windows",
         "reverse_kl",
-        "selective_reverse_kl",
+        "sampled_kl",
+        "selective_kl",
         "token_table",
     ]
     assert list(inspect.signature(freeze_weights).parameters) == [
@@ -161,7 +167,6 @@ def test_no_gradient_flows_through_the_choice() -> None:
         ({"window": -1, "threshold": 1.0}, "window is -1"),
         ({"window": 1, "threshold": 1.0, "loss_per_token": None}, "loss_per_token has shape None"),
         ({"freeze_list": [-1]}, "token id -1"),
-        ({"label_shift": -1}, "label_shift is -1"),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, r"expected \(B, T\)"),
     ],
 )
@@ -258,3 +263,85 @@ def test_schedules() -> None:
     ):
         with pytest.raises(ValueError, match="expected"):
             wrong()
+
+
+def test_windows_end_at_the_gap_between_two_turns() -> None:
+    # Turn, a tool's answer (−100), turn: the rock 8 stands at the end of the first.
+    labels = torch.tensor([[5, 6, 8, -100, -100, 7, 5, 6]])
+    loss = torch.full((1, 8), 2.0)
+    found = freeze_weights(labels, loss, [8], window=4, threshold=1.0)
+    assert found.tolist() == [[0, 0, 0, 0, 0, 1, 1, 1]]
+    marked = labels == 8
+    assert near(marked, 4)[0, 5]  # without `labels`, a window is a distance only
+    assert not near(marked, 4, labels != -100)[0, 3:].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), window=st.integers(0, 9))
+def test_near_is_a_walk_that_stops_at_gaps(seed: int, window: int) -> None:
+    make = torch.Generator().manual_seed(seed)
+    marked = torch.rand(3, 14, generator=make) < 0.2
+    inside = torch.rand(3, 14, generator=make) < 0.8
+    marked &= inside
+    found = near(marked, window, inside)
+    for row in range(3):
+        for t in range(14):
+            walks = [range(t, min(14, t + window + 1)), range(t, max(-1, t - window - 1), -1)]
+            reached = False
+            for walk in walks:
+                for place in walk:
+                    if not inside[row, place]:
+                        break
+                    reached |= bool(marked[row, place])
+            assert bool(found[row, t]) == (reached if inside[row, t] else bool(marked[row, t]))
+
+
+def test_random_windows_stay_in_their_own_turn() -> None:
+    labels = torch.tensor([[5, 8, 8, 5, 5, -100, 7, 7, 7, 7, 8, -100]])
+    weights = freeze_weights(labels, None, [8])
+    dice = torch.Generator().manual_seed(0)
+    places = set()
+    for _ in range(200):
+        moved = random_windows(weights, labels, dice)
+        frozen = (moved < 1) & (labels != -100)
+        assert frozen[0, :5].sum() == 2
+        assert frozen[0, 6:11].sum() == 1
+        places.add(int(frozen[0, :5].nonzero()[0]))
+        assert frozen[0, :5].tolist() in [[i in (j, j + 1) for i in range(5)] for j in range(4)]
+    assert places == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_a_label_shift_is_a_move_of_the_labels(shift: int) -> None:
+    labels = torch.tensor([[-100, 5, 8, 6, 8, -100], [8, 1, 1, 8, 1, 1]])
+    moved = aligned_labels(labels, shift)
+    for t in range(6):
+        own = labels[:, t + shift] if 0 <= t + shift < 6 else torch.tensor([-100, -100])
+        assert torch.equal(moved[:, t], own)
+    loss = torch.rand(2, 6, generator=torch.Generator().manual_seed(0))
+    found = freeze_weights(labels, loss, [8], 1, 0.5, label_shift=shift)
+    assert torch.equal(found, freeze_weights(moved, loss, [8], 1, 0.5))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_global_budget_does_not_depend_on_how_the_batch_is_cut(parts: int) -> None:
+    make = torch.Generator().manual_seed(0)
+    scores = torch.rand(8, 9, generator=make)
+    scores[0] += 5  # one sequence holds most of the best
+    labels = torch.where(torch.rand(8, 9, generator=make) < 0.8, 7, -100)
+    whole = budget_weights(scores, 0.2, labels)
+    valid = labels != -100
+    cut = [(s, m) for s, m in zip(scores.chunk(parts), valid.chunk(parts), strict=True)]
+    threshold = budget_threshold([s[m] for s, m in cut], 0.2)
+    found = [
+        budget_weights(s, 0.2, ids, threshold=threshold)
+        for s, ids in zip(scores.chunk(parts), labels.chunk(parts), strict=True)
+    ]
+    assert torch.equal(torch.cat(found), whole)
+    if parts == 4:  # and per micro-batch it does
+        apart = [
+            budget_weights(s, 0.2, ids)
+            for s, ids in zip(scores.chunk(4), labels.chunk(4), strict=True)
+        ]
+        assert not torch.equal(torch.cat(apart), whole)
+    assert budget_threshold([torch.zeros(0)], 0.2) == math.inf

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knockout.training.divergence import kernel
+
 __all__ = ["Geometry", "GradientSums", "kl_gradient"]
 
 
@@ -36,10 +38,10 @@ def kl_gradient(student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor,
     width = min(student_logits.shape[1], teacher_logits.shape[1])
     dtype = torch.float64 if student_logits.dtype == torch.float64 else torch.float32
     logp = student_logits[:, :width].to(dtype).log_softmax(dim=1)
-    ratio = logp - teacher_logits[:, :width].to(dtype).log_softmax(dim=1)
-    p = logp.exp_()
-    kl = (p * ratio).sum(dim=1)
-    return kl, ratio.sub_(kl[:, None]).mul_(p)
+    logq = teacher_logits[:, :width].to(dtype).log_softmax(dim=1)
+    kl, gradient = kernel(logp, logp, logq)
+    assert gradient is not None
+    return kl, gradient
 
 
 @dataclass(frozen=True, slots=True)

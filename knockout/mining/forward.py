@@ -13,6 +13,7 @@ from torch import Tensor
 
 from knockout.errors import KnockoutError
 from knockout.mining.kl import Head, PositionScores, chunk_positions, score_hidden
+from knockout.training.heads import CHECK_TOKENS, head_of, project, reproduces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["ScoringModel", "length_batches", "score_sequences"]
 
 log = logging.getLogger(__name__)
-
-_CHECK_TOKENS = 16
 
 
 class ScoringModel:
@@ -52,35 +51,28 @@ class ScoringModel:
         self.model: Any = model
         self.name = name
         self.device: torch.device = model.device
-        config: Any = model.config.get_text_config()
-        self._soft_cap = getattr(config, "final_logit_softcapping", None)
-        self._scale = float(getattr(config, "logit_scale", None) or 1.0)
-        self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
         with torch.inference_mode():
-            ids = torch.tensor([list(check_ids)[:_CHECK_TOKENS]], device=self.device)
+            ids = torch.tensor([list(check_ids)[:CHECK_TOKENS]], device=self.device)
             own = self.model(ids, use_cache=False).logits
             self.vocab_size = int(own.shape[-1])
-            self.split = self._reproduces(ids, own)
+            self.split = self._splits(ids, own)
+            self._head = head_of(model) if self.split else None
         if not self.split:
             log.warning(
                 "%s: its logits are not base model × head; scoring runs the whole model, slower",
                 name,
             )
 
-    def _reproduces(self, ids: Tensor, own: Tensor) -> bool:
+    def _splits(self, ids: Tensor, own: Tensor) -> bool:
         """Whether `head(hidden)` equals the model's own logits (1, L, V) on ids (1, L)."""
-        if self.model.base_model is self.model or self.model.get_output_embeddings() is None:
+        if self.model.base_model is self.model:
             return False
         try:
-            logits = self.head(self.hidden(ids, torch.ones_like(ids)))
+            states = self.hidden(ids, torch.ones_like(ids))
         except (AttributeError, RuntimeError, TypeError) as error:
             log.debug("%s: %s", self.name, error)
             return False
-        if logits.shape != own.shape:
-            return False
-        # A few steps of the dtype: the two paths may differ in where they round, no more.
-        room = 8 * torch.finfo(own.dtype).eps * float(own.abs().max())
-        return bool((logits.float() - own.float()).abs().max() <= max(room, 1e-5))
+        return reproduces(self.model, states, own)
 
     def hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Last hidden states. ids and mask (B, L) int64, padded on the right -> (B, L, H)."""
@@ -90,13 +82,10 @@ class ScoringModel:
         return states
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of hidden states. (..., H) -> (..., V)."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        if self._scale != 1.0:
-            logits = logits * self._scale
-        if self._soft_cap:
-            logits = (logits / self._soft_cap).tanh() * self._soft_cap
-        return logits
+        """Logits of hidden states. (..., H) -> (..., V) float32."""
+        assert self._head is not None
+        flat = project(hidden.reshape(-1, hidden.shape[-1]), self._head)
+        return flat.reshape(*hidden.shape[:-1], flat.shape[-1])
 
     def states(self, sequences: Sequence[NDArray[np.int32]], starts: Sequence[int]) -> Tensor:
         """Hidden states that predict the tokens from `starts` on, one sequence after another.

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from knockout.training.divergence import entropy_of, kernel
+
 __all__ = [
     "Head",
     "PositionScores",
@@ -141,17 +143,12 @@ def score_logits(
     if top_k < 2:
         raise ValueError(f"top_k is {top_k}; expected 2 or more")
     logp = student_logits.to(teacher_logp.dtype).log_softmax(dim=1)
-    p = logp.exp()
     best, top_ids = logp.topk(min(top_k, logp.shape[1]), dim=1)
     advantage = teacher_logp.gather(1, top_ids) - best
-    entropy = -(p * logp).sum(dim=1)
-    reverse_kl = p.mul(logp.sub_(teacher_logp)).sum(dim=1)
-    if reverse_kl.isnan().any() or entropy.isnan().any():
-        # Tokens of probability 0: 0 · log 0 = 0, and no ∞ − ∞. Rare, so it may cost more.
-        logp = student_logits.to(teacher_logp.dtype).log_softmax(dim=1)
-        entropy = torch.special.entr(p).sum(dim=1)
-        reverse_kl = (p * torch.where(p > 0, logp - teacher_logp, 0.0)).sum(dim=1)
+    if bool(advantage.isinf().any() | advantage.isnan().any()):  # tokens that a model excludes
         advantage = advantage.nan_to_num(nan=0.0, neginf=-torch.finfo(torch.float32).max)
+    reverse_kl, _ = kernel(logp, logp, teacher_logp, gradient=False)
+    entropy = entropy_of(logp)
     favourite = teacher_logp.amax(dim=1)
     signal, noise = signal_and_noise(best, advantage)
     return PositionScores(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import atomic_path
-from knockout.training.loss import head_of
-from knockout.training.selection import Selection, Selector
+from knockout.training.batch import Part, Plan
+from knockout.training.heads import CHECK_TOKENS, Head, head_of, reproduces
+from knockout.training.ranks import n_ranks
+from knockout.training.selection import Selection
+from knockout.training.selector import Selector
 
 try:
     from trl import DistillationConfig, DistillationTrainer
@@ -100,7 +104,13 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     * `logit_grad_norm_trained`, `logit_grad_norm_frozen`: mean length of ∂KL/∂logits at a token,
       before weighting.
 
-    TRL's `entropy` covers the projected tokens.
+    TRL's `entropy` covers the projected tokens. An evaluation looks at all response tokens, whatever
+    the selection trains on: `eval_loss` is their mean KL, `eval_kl_unfrozen` and `eval_kl_frozen`
+    are those of the types outside and inside the freeze list; it moves no state.
+
+    What a step divides by, and what a budget keeps, is worked out over all of its micro-batches and
+    processes. For a budget, and for `normalise="trained"` with a window, that takes one more forward
+    pass of both models over the step's batch.
 
     Each checkpoint also keeps the selector's running KL and the control's generator (`selector.pt`,
     or `selector_RANK.pt` for each of several processes); a resumed run takes them up.
@@ -135,8 +145,9 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
             **kwargs: As in `trl.DistillationTrainer`.
 
         Raises:
-            UsageError: The divergence is not the reverse KL, the models take images, or special
-                ids are frozen without `allow_special`.
+            UsageError: `args.beta` asks for another divergence than the selection, the models take
+                images, special ids are frozen without `allow_special`, or a model does something
+                to its logits that no `Head` describes.
             KnockoutError: This TRL is too different from the one this was written for.
         """
         _check_seams()
@@ -144,7 +155,8 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         config: DistillationConfig = self.args
         if config.beta != 1:
             raise UsageError(
-                f"beta is {config.beta}; token weights apply to the reverse KL, beta=1"
+                f"beta is {config.beta}; leave it at 1 and choose with "
+                "Selection(divergence=Divergence(...)), which token weights apply to"
             )
         if self._is_vlm:
             raise UsageError("the model takes images; selective distillation is for text models")
@@ -153,6 +165,11 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         if not allow_special:
             self.selection.refuse_special(list(self._tokenizer.all_special_ids))
         self.add_callback(_SaveSelector(self.selector))
+        self._plan = Plan(1.0)
+        self._heads_checked = False
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else in the first step
+            unwrap = self.accelerator.unwrap_model
+            self._check_heads(unwrap(self.model), unwrap(self.teacher_model))
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -187,33 +204,84 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
                 "its running KL and dice anew"
             ) from error
 
-    def _compute_loss(
-        self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """TRL's loss of a micro-batch, from hidden states on; called inside the model's wrapper.
+    @torch.no_grad()
+    def _check_heads(self, student: Any, teacher: Any) -> None:
+        """Refuses a model whose logits are not those of its hidden states and `head_of`."""
+        self._heads_checked = True
+        for role, model in (("student", student), ("teacher", teacher)):
+            device = model.get_input_embeddings().weight.device
+            ids = torch.arange(1, CHECK_TOKENS + 1, device=device)[None]
+            mask, was_training = torch.ones_like(ids), model.training
+            model.eval()
+            own = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            states = self._get_last_hidden_state(model, ids, mask, CHECK_TOKENS - 1)
+            same = reproduces(model, states, own)
+            model.train(was_training)
+            if not same:
+                raise UsageError(
+                    f"the {role} ({type(model).__name__}): its logits are not those of its last "
+                    "hidden states and its head, so the loss would be wrong; this architecture "
+                    "cannot be trained here (TRL's own trainer would be wrong on it too, if it "
+                    "reads the same settings)"
+                )
 
-        Returns:
-            Loss, sum of the student's entropy over projected tokens, and their number.
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's micro-batch; plans the step where its batch is new."""
+        every = self.args.gradient_accumulation_steps
+        new = self.model.training and (
+            self._step % every == 0 or getattr(self, "_buffered_inputs", None) is None
+        )
+        inputs = super()._prepare_inputs(generation_batch)
+        if new:
+            step = int(self.state.global_step)
+            self.selector.advance(step)
+            parts = [self._part(part, step) for part in self._buffered_inputs]
+            self._plan = self.selector.plan(parts)
+        return inputs
+
+    def _part(self, inputs: dict[str, Any], step: int) -> Part:
+        """What a micro-batch adds to the plan."""
+        if not self.selector.needs_states:
+            return self.selector.part(_labels(inputs), step=step)
+        wrapped = self.model_wrapped
+        student = self.accelerator.unwrap_model(wrapped)
+
+        def run(unwrapped: Any) -> Part:
+            labels, own, target = self._sides(unwrapped, inputs, step)
+            return self.selector.part(
+                labels, step=step, student=own, teacher=target, temperature=self.temperature
+            )
+
+        with torch.no_grad(), self.compute_loss_context_manager():
+            part: Part = self._forward_redirection(wrapped, student, run, student)
+        # Of what `reach` left out too.
+        return replace(part, n_tokens=int(self.selector.valid(_labels(inputs)).sum()))
+
+    def _sides(
+        self, unwrapped_student: Any, inputs: dict[str, Any], step: int | None
+    ) -> tuple[Tensor, tuple[Tensor, Head], tuple[Tensor, Head]]:
+        """Labels, and both models' hidden states and heads; called inside the model's wrapper.
+
+        Rows and tails that the selection does not need at this step are left out; None keeps all.
         """
-        step = int(self.state.global_step)
         found = [key for key in _MULTIMODAL if key in inputs]
         if found:
             raise UsageError(f"the batch holds {', '.join(found)}; expected text only")
-        mask = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
-        # By length, not by id: the padding id is often the end-of-text id too.
-        labels = torch.where(mask.bool(), inputs["completion_ids"], -100)
-        rows, columns = self.selector.reach(labels, step)
+        labels = _labels(inputs)
+        if step is None:
+            rows, columns = torch.arange(labels.shape[0], device=labels.device), labels.shape[1]
+        else:
+            rows, columns = self.selector.reach(labels, step)
         labels = labels[rows, :columns]
         ids = torch.cat([inputs["prompt_ids"][rows], inputs["completion_ids"][rows, :columns]], 1)
         seen = torch.cat(
             [inputs["prompt_mask"][rows], inputs["completion_mask"][rows, :columns]], 1
         )
-
+        teacher = self.accelerator.unwrap_model(self.teacher_model)
+        if not self._heads_checked:
+            self._check_heads(unwrapped_student, teacher)
         student_hidden = self._get_last_hidden_state(unwrapped_student, ids, seen, columns)
         self.teacher_model.eval()
-        teacher = self.accelerator.unwrap_model(self.teacher_model)
         with torch.no_grad():
             teacher_hidden = self._forward_redirection(
                 self.teacher_model,
@@ -226,17 +294,50 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
             )
         student_head, teacher_head = head_of(unwrapped_student), head_of(teacher)
         device = student_head.weight.device
-        result = self.selector.loss(
+        return (
             labels.to(device),
-            student_hidden.to(device),
-            student_head,
-            teacher_hidden.to(device),
-            teacher_head,
-            step=step,
-            denominator=num_items_in_batch,
-            temperature=self.temperature,
+            (student_hidden.to(device), student_head),
+            (teacher_hidden.to(device), teacher_head),
         )
-        mode = "train" if self.model.training else "eval"
+
+    def _compute_loss(
+        self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """TRL's loss of a micro-batch, from hidden states on; called inside the model's wrapper.
+
+        Returns:
+            Loss, sum of the student's entropy over projected tokens, and their number.
+        """
+        step = int(self.state.global_step)
+        training = self.model.training
+        labels, student, teacher = self._sides(
+            unwrapped_student, inputs, step if training else None
+        )
+        if training:
+            # Gradients are averaged over processes, and each has a part of the sum.
+            result = self.selector.loss(
+                labels,
+                *student,
+                *teacher,
+                step=step,
+                denominator=self._plan.denominator / n_ranks(),
+                threshold=self._plan.threshold,
+                temperature=self.temperature,
+            )
+        else:
+            result = self.selector.evaluate(
+                labels, *student, *teacher, temperature=self.temperature
+            )
         for name, value in result.metrics.items():
-            self._metrics[mode][name].append(value)
+            self._metrics["train" if training else "eval"][name].append(value)
         return result.loss, result.entropy_sum.detach(), result.n_projected
+
+
+def _labels(inputs: dict[str, Any]) -> Tensor:
+    """(B, T) the completion's ids, −100 where nothing is trained on."""
+    mask = inputs["completion_mask"]
+    if "tool_mask" in inputs:
+        mask = mask * inputs["tool_mask"]
+    # By length, not by id: the padding id is often the end-of-text id too.
+    labels: Tensor = torch.where(mask.bool(), inputs["completion_ids"], -100)
+    return labels

@@ -8,7 +8,7 @@ is often the end-of-text id too).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "IGNORE",
     "aligned_labels",
+    "budget_threshold",
     "budget_weights",
     "freeze_weights",
     "near",
@@ -58,24 +59,29 @@ def aligned_labels(labels: Tensor, label_shift: int) -> Tensor:
         label_shift: How far a label stands to the right of its loss. 0: both at the same index,
             as in a response's own tokens beside the losses of predicting them. 1: labels are
             Hugging Face's (a copy of `input_ids`) and losses come from the unshifted logits, so
-            that loss t is that of token t + 1.
+            that loss t is that of token t + 1. −1: loss t belongs to label t − 1, as where a
+            trainer looks up the token that a position has read instead of the one it predicts.
 
     Returns:
-        (B, T) int64; the last `label_shift` columns, whose label is outside, are −100.
+        (B, T) int64; the columns whose label is outside, the last `label_shift` ones or the first
+        `-label_shift`, are −100.
     """
-    if label_shift < 0:
-        raise ValueError(f"label_shift is {label_shift}; expected 0 or more")
     if label_shift == 0:
         return labels
-    return F.pad(labels[:, label_shift:], (0, min(label_shift, labels.shape[1])), value=IGNORE)
+    outside = min(abs(label_shift), labels.shape[1])
+    if label_shift > 0:
+        return F.pad(labels[:, label_shift:], (0, outside), value=IGNORE)
+    return F.pad(labels[:, : labels.shape[1] - outside], (outside, 0), value=IGNORE)
 
 
-def near(marked: Tensor, window: int) -> Tensor:
+def near(marked: Tensor, window: int, inside: Tensor | None = None) -> Tensor:
     """Whether a marked position is at most `window` positions away, to either side.
 
     Args:
         marked: (B, T) bool.
         window: In tokens; 0 gives `marked` itself.
+        inside: (B, T) bool, the positions of responses; a window ends where they do, so that it
+            does not reach over a prompt or a tool's answer into the next turn. None for all.
 
     Returns:
         (B, T) bool. The cost does not depend on the window.
@@ -84,11 +90,21 @@ def near(marked: Tensor, window: int) -> Tensor:
         raise ValueError(f"window is {window}; expected 0 or more")
     if window == 0:
         return marked
-    length = marked.shape[1]
-    reach = min(window, length)
-    before = F.pad(marked.to(torch.int32).cumsum(dim=1), (reach + 1, reach))
-    before[:, length + reach + 1 :] = before[:, length + reach, None]
-    return before[:, 2 * reach + 1 :] > before[:, :length]
+    after = _follows(marked, window, inside)
+    flipped = None if inside is None else inside.flip(1)
+    return after | _follows(marked.flip(1), window, flipped).flip(1)
+
+
+def _follows(marked: Tensor, window: int, inside: Tensor | None) -> Tensor:
+    """(B, T) whether a marked position is at most `window` places back, with no gap between."""
+    here = torch.arange(marked.shape[1], device=marked.device).expand(marked.shape)
+    far = -1 - window
+    last = torch.where(marked, here, far).cummax(dim=1).values
+    found = here - last <= window
+    if inside is not None:
+        gap = torch.where(inside, far, here).cummax(dim=1).values
+        found = found & (last > gap)
+    return found
 
 
 def freeze_weights(
@@ -105,7 +121,8 @@ def freeze_weights(
     """Weights that freeze tokens: `weight` (λ) on them and on hard positions around them.
 
     A position is frozen where its token is in `freeze_list`, or where its loss exceeds `threshold`
-    and a token of `freeze_list` is at most `window` positions away in the same response. A pillar
+    and a token of `freeze_list` is at most `window` positions away in the same response (a gap of
+    −100, such as a tool's answer, ends one and begins another). A pillar
     is never frozen, on either ground; a type in both lists counts as a pillar, and nothing is
     frozen around it for its sake.
 
@@ -145,7 +162,7 @@ def freeze_weights(
             found = None if loss_per_token is None else tuple(loss_per_token.shape)
             raise ValueError(f"loss_per_token has shape {found}; expected {tuple(labels.shape)}")
         hard = loss_per_token.detach() > threshold
-        frozen = listed | (near(listed, window) & hard & valid & ~pillar)
+        frozen = listed | (near(listed, window, valid) & hard & valid & ~pillar)
     weights = valid.to(torch.float32)
     return weights.masked_fill_(frozen, weight)
 
@@ -161,7 +178,7 @@ def random_windows(
     """The control of a freeze: as many windows, as long and as heavy, somewhere else.
 
     Each run of adjacent frozen positions (weight below 1) moves as one block to a random place of
-    its own response; blocks and single trained positions are shuffled, all orders alike. So a
+    its own response (of its own turn, where −100 gaps part a row into several); blocks and single trained positions are shuffled, all orders alike. So a
     response keeps its number of frozen positions and their runs (two blocks may come to touch),
     and only where they are is left to chance. Pillars, prompt and padding stay as they are.
 
@@ -182,11 +199,15 @@ def random_windows(
     packed = weights.gather(1, places)
     there = movable.gather(1, places)
     frozen = (packed < 1) & there
+    # A turn is what stands between two gaps; a place beyond the last of a row is in none.
+    turn = ((labels == IGNORE).to(torch.int64).cumsum(dim=1)).gather(1, places)
     joins = torch.zeros_like(frozen)
-    joins[:, 1:] = frozen[:, 1:] & frozen[:, :-1]
+    joins[:, 1:] = frozen[:, 1:] & frozen[:, :-1] & (turn[:, 1:] == turn[:, :-1])
     block = (~joins).to(torch.int64).cumsum(dim=1) - 1
-    keys = torch.rand(weights.shape, generator=generator, device=weights.device).gather(1, block)
-    order = torch.argsort(torch.where(there, keys, 2.0), dim=1, stable=True)
+    keys = torch.rand(
+        weights.shape, generator=generator, device=weights.device, dtype=torch.float64
+    ).gather(1, block)
+    order = torch.argsort(torch.where(there, turn + keys, torch.inf), dim=1, stable=True)
     return weights.scatter(1, places, packed.gather(1, order))
 
 
@@ -197,6 +218,7 @@ def budget_weights(
     pillars: TokenIds = (),
     *,
     label_shift: int = 0,
+    threshold: float | None = None,
 ) -> Tensor:
     """Weight 1 on the best share of a batch's positions by a score, 0 elsewhere.
 
@@ -208,9 +230,11 @@ def budget_weights(
         labels: (B, T) int64, −100 on prompts and padding; None takes every position as valid.
         pillars: Types that are kept on top of the budget.
         label_shift: As in `aligned_labels`.
+        threshold: `budget_threshold` of the whole batch that the optimiser sees, where this is a
+            part of it: what scores at least that is kept, whatever share of this part it is.
 
     Returns:
-        (B, T) float32. Of equal scores the earlier position wins.
+        (B, T) float32. Of equal scores the earlier position wins; with a threshold all are kept.
 
     Example:
         >>> budget_weights(torch.tensor([[0.1, 3.0, 0.2, 2.0]]), 0.5)
@@ -224,14 +248,36 @@ def budget_weights(
         labels = aligned_labels(labels, label_shift)
         valid = labels != IGNORE
         keep = _lookup(labels, pillars)
-    candidates = torch.where(valid & ~scores.isnan(), scores.detach().float(), -math.inf).flatten()
-    n_valid = int(valid.sum())
-    count = min(n_valid, max(1, round(budget * n_valid)))
-    best = torch.argsort(candidates, descending=True, stable=True)[:count]
-    best = best[candidates[best] > -math.inf]
-    chosen = torch.zeros_like(candidates, dtype=torch.bool)
+    candidates = torch.where(valid & ~scores.isnan(), scores.detach().float(), -math.inf)
+    if threshold is not None:
+        return ((candidates >= threshold) & (candidates > -math.inf) | keep).to(torch.float32)
+    flat = candidates.flatten()
+    best = torch.argsort(flat, descending=True, stable=True)[: _kept(int(valid.sum()), budget)]
+    best = best[flat[best] > -math.inf]
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[best] = True
     return (chosen.view(scores.shape) | keep).to(torch.float32)
+
+
+def budget_threshold(scores: Sequence[Tensor], budget: float) -> float:
+    """The score of the last position that a budget keeps, over all parts of a batch.
+
+    Args:
+        scores: One tensor (N_i,) of each micro-batch and process: the scores of its valid
+            positions, NaN where one is never to be kept.
+        budget: As in `budget_weights`; the share is of all positions together.
+
+    Returns:
+        What `budget_weights` takes as `threshold`; +∞ where there is no position.
+    """
+    flat = torch.cat([part.detach().float().flatten().cpu() for part in scores])
+    known = flat[~flat.isnan()]
+    count = min(known.numel(), _kept(flat.numel(), budget))
+    return float(known.topk(count).values[-1]) if count else math.inf
+
+
+def _kept(n_valid: int, budget: float) -> int:
+    return min(n_valid, max(1, round(budget * n_valid)))
 
 
 def _lookup(labels: Tensor, ids: TokenIds) -> Tensor:

@@ -1,0 +1,436 @@
+"""What one training step does with a batch: who is frozen, what is skipped, what is logged.
+
+`Selector` applies a `Selection` to batches of any training loop; the TRL trainer and the plain loop
+of the examples both stand on it. A batch may be a part (a micro-batch, a process's share) of what
+the optimiser sees in a step: `part` and `plan` work out what is common to all parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knockout.errors import KnockoutError, UsageError
+from knockout.mining.kl import score_hidden
+from knockout.mining.registry import score_positions
+from knockout.training.batch import Batch, Part, Plan, StepLoss, step_metrics
+from knockout.training.divergence import Listed
+from knockout.training.heads import Head, project
+from knockout.training.loss import SelectiveLoss, selective_kl
+from knockout.training.ranks import gather, summed
+from knockout.training.selection import Selection
+from knockout.training.weights import (
+    IGNORE,
+    budget_threshold,
+    budget_weights,
+    freeze_weights,
+    near,
+    random_windows,
+    token_table,
+)
+
+__all__ = ["Selector"]
+
+
+class Selector:
+    """Applies a selection to batches, one after another; keeps the running KL and the dice."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        self.running_kl = math.nan
+        self._skipped_kl = math.nan
+        # Of the step under way, on this process: sum and number of measured KLs, the same of
+        # positions that are measured only where they are watched, and of those not watched.
+        self._pending = torch.zeros(5, dtype=torch.float64)
+        self._planned = 0  # tokens of the step's plan; `reach` may leave some of them out
+        self._step = -1
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._dice: dict[torch.device, torch.Generator] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep, beside the step, for a resumed run to go on alike.
+
+        Returns:
+            `running_kl`, the running mean KL of all tokens in nats (NaN before the first step's
+            end), what goes into its next value, and `dice`, by device ("cpu", "cuda:0") the (n,)
+            uint8 state of the control's generator. Floats, strings and tensors only, so that
+            `torch.load(..., weights_only=True)` reads it.
+        """
+        dice = {str(device): generator.get_state() for device, generator in self._dice.items()}
+        return {
+            "running_kl": self.running_kl,
+            "skipped_kl": self._skipped_kl,
+            "pending": self._pending.cpu().clone(),
+            "planned": self._planned,
+            "step": self._step,
+            "dice": dice,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` gave; the selection itself is not part of it.
+
+        Raises:
+            KnockoutError: It is not such a state.
+        """
+        try:
+            numbers = float(state["running_kl"]), float(state["skipped_kl"]), int(state["step"])
+            planned = int(state["planned"])
+            pending = state["pending"].double().reshape(5)
+            dice = {}
+            for name, noise in state["dice"].items():
+                device = torch.device(name)
+                dice[device] = torch.Generator(device)
+                dice[device].set_state(noise.cpu())
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise KnockoutError(
+                f"not the state of this machine's selector ({error}); resume on the kind of device "
+                "that made the checkpoint, or start without it"
+            ) from error
+        self.running_kl, self._skipped_kl, self._step = numbers
+        self._pending, self._planned, self._dice = pending, planned, dice
+
+    def advance(self, step: int) -> None:
+        """Begins an optimiser step: the running KL takes in the last one, over all processes.
+
+        `loss` does it where a step is new; in a distributed run call it beforehand, where all
+        processes pass, since it is a collective.
+        """
+        if step == self._step:
+            return
+        self._step = step
+        measured, n, skipped, n_skipped, n_unknown = summed(self._pending).tolist()
+        self._pending = torch.zeros_like(self._pending)
+        n_unknown = max(n_unknown, self._planned - n - n_skipped)
+        self._planned = 0
+        if n_skipped:
+            self._skipped_kl = skipped / n_skipped
+        total = measured + skipped
+        if n_unknown:
+            total += n_unknown * self._skipped_kl  # as when they were last watched
+        count = n + n_skipped + n_unknown
+        if not count or math.isnan(total):
+            return
+        kl, known = total / count, not math.isnan(self.running_kl)
+        # Over about the last ten steps.
+        self.running_kl = 0.9 * self.running_kl + 0.1 * kl if known else kl
+
+    def weight(self, step: int) -> float:
+        """λ at an optimiser step."""
+        return self.selection.schedule(step, self.running_kl)
+
+    def watches(self, step: int) -> bool:
+        """Whether skipped positions are measured at this step."""
+        every = self.selection.watch_every
+        return every > 0 and step % every == 0
+
+    def valid(self, labels: Tensor) -> Tensor:
+        """(B, T) bool: tokens of responses, the tails beyond `max_tokens` left out."""
+        valid = labels != IGNORE
+        if self.selection.max_tokens is not None:
+            valid = valid & (valid.cumsum(dim=1) <= self.selection.max_tokens)
+        return valid
+
+    def reach(self, labels: Tensor, step: int) -> tuple[Tensor, int]:
+        """What the backbones have to see of a batch at all.
+
+        A response's tail without any trained token needs no forward pass, nor does a row without
+        one: attention looks back only. The running KL counts what is left out where the step was
+        planned from the whole labels.
+
+        Args:
+            labels: (B, T) token ids, each at the place of its loss.
+            step: Optimiser step.
+
+        Returns:
+            (R,) indices of the rows to keep, at least one, and the number of leading columns to
+            keep, at least 1.
+        """
+        needed = self.valid(labels)
+        known = self.selection.budget is None and not self.selection.control
+        if known and self.weight(step) == 0 and not self.watches(step):
+            listed, pillars = self._lists(labels.device)
+            needed = needed & (freeze_weights(labels, None, listed, pillars=pillars) > 0)
+        rows = torch.nonzero(needed.any(dim=1))[:, 0]
+        columns = torch.nonzero(needed.any(dim=0))[:, 0]
+        if rows.numel() == 0:
+            return torch.zeros(1, dtype=torch.int64, device=labels.device), 1
+        return rows, int(columns[-1]) + 1
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether `part` has to see hidden states: one more forward pass of both models."""
+        chosen = self.selection
+        by_kl = chosen.window > 0 and bool(chosen.freeze_list)
+        return chosen.budget is not None or (by_kl and chosen.normalise == "trained")
+
+    @torch.no_grad()
+    def part(
+        self,
+        labels: Tensor,
+        *,
+        step: int,
+        student: tuple[Tensor, Head] | None = None,
+        teacher: tuple[Tensor | Listed, Head | None] | None = None,
+        temperature: float = 1.0,
+        chunk: int | None = None,
+    ) -> Part:
+        """What a micro-batch adds to its step's plan; moves no state.
+
+        Args:
+            labels: (B, T) as in `loss`.
+            step: Optimiser step.
+            student: Hidden states and head as in `loss`, where `needs_states`.
+            teacher: The same.
+            temperature: As in `loss`.
+            chunk: As in `loss`.
+        """
+        chosen, valid = self.selection, self.valid(labels)
+        listed, pillars = self._lists(labels.device)
+        masked = torch.where(valid, labels, IGNORE)
+        n = int(valid.sum())
+        if not self.needs_states:
+            weights = freeze_weights(
+                masked, None, listed, weight=self.weight(step), pillars=pillars
+            )
+            return Part(n, float(weights.sum()))
+        assert student is not None
+        assert teacher is not None
+        batch = Batch(labels, valid, student, teacher, temperature, chunk)
+        if chosen.budget is not None:
+            is_pillar = batch.rows(freeze_weights(masked, None, pillars) == 0)
+            return Part(n, 0.0, self._scores(batch).cpu(), is_pillar.cpu())
+        kl = self._run(batch, torch.ones_like(batch.emitted, dtype=torch.float32)).kl
+        weights = freeze_weights(
+            masked,
+            batch.table(kl),
+            listed,
+            chosen.window,
+            chosen.threshold,
+            self.weight(step),
+            pillars,
+        )
+        return Part(n, float(weights.sum()))
+
+    def plan(self, parts: Sequence[Part]) -> Plan:
+        """The plan of a step, from its parts on all processes; a collective.
+
+        A process's parts divide by `Plan.denominator` over the number of processes where gradients
+        are averaged over processes, as DDP and FSDP do.
+        """
+        everyone = [part for own in gather(list(parts)) for part in own]
+        n = sum(part.n_tokens for part in everyone)
+        weight = sum(part.weight for part in everyone)
+        threshold = None
+        if self.selection.budget is not None:
+            pairs = [
+                (part.scores, part.pillars)
+                for part in everyone
+                if part.scores is not None and part.pillars is not None
+            ]
+            threshold = budget_threshold([scores for scores, _ in pairs], self.selection.budget)
+            weight = sum(float(((s >= threshold) | pillar).sum()) for s, pillar in pairs)
+        self._planned = n
+        total = float(n) if self.selection.normalise == "tokens" else weight
+        return Plan(total, threshold)
+
+    def loss(
+        self,
+        labels: Tensor,
+        student_hidden: Tensor,
+        student_head: Head,
+        teacher_hidden: Tensor | Listed,
+        teacher_head: Head | None,
+        *,
+        step: int,
+        denominator: Tensor | float | None = None,
+        threshold: float | None = None,
+        temperature: float = 1.0,
+        chunk: int | None = None,
+    ) -> StepLoss:
+        """The selected divergence of a batch.
+
+        Args:
+            labels: (B, T) int64, the token that each position predicts; −100 on prompts and
+                padding.
+            student_hidden: (B, T, H), the state that predicts the label at the same index.
+            student_head: (V, H).
+            teacher_hidden: (B, T, H'); or a served teacher's list, each (B, T, k).
+            teacher_head: (V', H'), or None for a served teacher.
+            step: Optimiser step, from 0.
+            denominator: Where this is a part of what the optimiser sees, the plan's denominator;
+                None divides by what is in `labels`.
+            threshold: The plan's threshold, for a budget; None takes the budget of these labels.
+            temperature: Divides both models' logits.
+            chunk: As in `selective_kl`.
+        """
+        self.advance(step)
+        chosen = self.selection
+        valid = self.valid(labels)
+        batch = Batch(
+            labels,
+            valid,
+            (student_hidden, student_head),
+            (teacher_hidden, teacher_head),
+            temperature,
+            chunk,
+        )
+        weight = self.weight(step)
+        prior, limits = self._prior(batch, weight, threshold)
+        out = self._run(batch, batch.rows(prior), limits, weight)
+        kl, norm = out.kl, out.grad_norm
+        skipped = kl.isnan()
+        if self.watches(step) and bool(skipped.any()):
+            with torch.no_grad():
+                rest = self._run(batch, skipped.float())
+            kl = torch.where(skipped, rest.kl, kl)
+            norm = torch.where(skipped, rest.grad_norm, norm)
+        self._remember(kl, skipped)
+        if denominator is None:
+            used = out.weights.sum() if chosen.normalise == "trained" else valid.sum()
+            loss = out.loss / used.clamp(min=1e-6)
+        elif isinstance(denominator, Tensor):
+            loss = out.loss / denominator.clamp(min=1e-6)
+        else:
+            loss = out.loss / max(denominator, 1e-6)
+        measured = ~out.entropy.isnan()
+        metrics = step_metrics(out.weights, kl, norm, weight, int(measured.sum()))
+        return StepLoss(
+            loss,
+            batch.table(out.weights),
+            metrics,
+            out.entropy[measured].sum(),
+            measured.sum(),
+        )
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        labels: Tensor,
+        student_hidden: Tensor,
+        student_head: Head,
+        teacher_hidden: Tensor | Listed,
+        teacher_head: Head | None,
+        *,
+        temperature: float = 1.0,
+        chunk: int | None = None,
+    ) -> StepLoss:
+        """The mean divergence of all response tokens, whatever the selection trains on.
+
+        So arms can be compared. Moves neither the running KL nor the dice. Arguments as in `loss`.
+
+        Returns:
+            Weights are 1; the metrics are `kl_unfrozen` and `kl_frozen`, the means over the types
+            that the selection leaves alone and over those of its freeze list.
+        """
+        valid = labels != IGNORE
+        batch = Batch(
+            labels,
+            valid,
+            (student_hidden, student_head),
+            (teacher_hidden, teacher_head),
+            temperature,
+            chunk,
+        )
+        out = self._run(batch, torch.ones_like(batch.emitted, dtype=torch.float32))
+        listed, pillars = self._lists(labels.device)
+        frozen = batch.rows(freeze_weights(labels, None, listed, pillars=pillars)) == 0
+        metrics = {
+            "kl_unfrozen": float(out.kl[~frozen].mean()),
+            "kl_frozen": float(out.kl[frozen].mean()),
+        }
+        loss = out.loss / valid.sum().clamp(min=1)
+        n = torch.tensor(out.kl.numel(), device=out.kl.device)
+        return StepLoss(loss, valid.float(), metrics, out.entropy.sum(), n)
+
+    def _prior(
+        self, batch: Batch, weight: float, threshold: float | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weights (B, T) before any KL is known, and limits (N,) above which they change."""
+        chosen, valid = self.selection, batch.valid
+        listed, pillars = self._lists(batch.labels.device)
+        masked = torch.where(valid, batch.labels, IGNORE)
+        if chosen.budget is not None:
+            table = batch.table(self._scores(batch))
+            weights = budget_weights(table, chosen.budget, masked, pillars, threshold=threshold)
+            return weights, None
+        if chosen.control:
+            loss = None
+            if chosen.window > 0:
+                with torch.no_grad():
+                    ones = torch.ones_like(batch.emitted, dtype=torch.float32)
+                    loss = batch.table(self._run(batch, ones).kl)
+            prior = freeze_weights(
+                masked, loss, listed, chosen.window, chosen.threshold, weight, pillars
+            )
+            dice = self._generator(batch.labels.device)
+            return random_windows(prior, masked, dice, pillars), None
+        prior = freeze_weights(masked, None, listed, weight=weight, pillars=pillars)
+        if not chosen.window or not chosen.freeze_list:
+            return prior, None
+        is_pillar = freeze_weights(masked, None, pillars) == 0
+        frozen = freeze_weights(masked, None, listed, pillars=pillars) == 0
+        around = near(frozen & valid, chosen.window, valid) & ~is_pillar
+        return prior, batch.rows(torch.where(around, chosen.threshold, math.inf))
+
+    def _run(
+        self, batch: Batch, weights: Tensor, limits: Tensor | None = None, over: float = 0.0
+    ) -> SelectiveLoss:
+        return selective_kl(
+            batch.states,
+            batch.student,
+            batch.targets,
+            batch.teacher,
+            weights,
+            chosen=self.selection.divergence,
+            emitted=batch.emitted,
+            limits=limits,
+            over=over,
+            temperature=batch.temperature,
+            merge=self.selection.merge,
+            chunk=batch.chunk,
+        )
+
+    def _remember(self, kl: Tensor, skipped: Tensor) -> None:
+        """Adds a batch to the step's sums: the KL (N,) in nats, NaN where it was not measured."""
+        known = ~kl.isnan()
+        seen, unseen = skipped & known, skipped & ~known
+        measured = known & ~skipped
+        sums = torch.stack(
+            [kl[measured].sum(), measured.sum(), kl[seen].sum(), seen.sum(), unseen.sum()]
+        )
+        self._pending = self._pending.to(kl.device) + sums.double()
+
+    def _lists(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._tables:
+            self._tables[device] = (
+                token_table(self.selection.freeze_list, device),
+                token_table(self.selection.pillars, device),
+            )
+        return self._tables[device]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._dice:
+            self._dice[device] = torch.Generator(device).manual_seed(self.selection.seed)
+        return self._dice[device]
+
+    @torch.no_grad()
+    def _scores(self, batch: Batch) -> Tensor:
+        """(N,) the budget's score of each position."""
+        if isinstance(batch.targets, Listed) or batch.teacher is None:
+            raise UsageError(
+                "a budget scores positions by the teacher's whole distribution, and a served "
+                "teacher lists a few tokens; train with a freeze list, or a local teacher"
+            )
+        teacher = batch.teacher
+        with torch.autocast(batch.states.device.type, enabled=False):
+            (found,) = score_hidden(
+                [(batch.states, lambda h: project(h, batch.student))],
+                (batch.targets, lambda h: project(h, teacher)),
+                batch.emitted,
+                chunk=batch.chunk,
+            )
+        return score_positions(self.selection.score, found)
