@@ -31,12 +31,14 @@ def token_score(name: str) -> Callable[[TokenScore], TokenScore]:
     Raises:
         UsageError: The name is taken, or holds what separates names.
     """
-    if name in _SCORES:
-        raise UsageError(f"the token score {name!r} is there already")
     if not name.isidentifier():
         raise UsageError(f"token score {name!r}: expected a name of letters, digits and _")
 
     def add(score: TokenScore) -> TokenScore:
+        there = _SCORES.get(name)
+        # The same module may be read twice.
+        if there is not None and _where(there) != _where(score):
+            raise UsageError(f"the token score {name!r} is there already, from {_where(there)}")
         _SCORES[name] = score
         return score
 
@@ -76,6 +78,10 @@ def score_positions(text: str, found: PositionScores) -> Tensor:
     for name in product_of(text):
         score = score * _SCORES[name](found)
     return score
+
+
+def _where(score: TokenScore) -> str:
+    return f"{score.__module__}.{score.__qualname__}"
 
 
 def _read_plugins() -> None:
