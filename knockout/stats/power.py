@@ -1,120 +1,285 @@
-"""What a design can see: smallest detectable effects, before data and after.
+"""What a design can see: the smallest detectable effect, one function for before and after the data.
 
-A design is reduced to two numbers. `trials` N is how many independent 0/±1 trials carry the same
-variance: n·S cells, less what the cells of one problem share. `share` π is the part of them that
-differs. An effect δ needs δ of the trials to flip one way, so at least max(π, δ) of them differ,
-and two things limit what can be seen:
+Problems have mixed difficulty, b ~ beta, and two things make the grade of a cell differ:
 
-- noise: the normal power of McNemar's test, (δ − c)√N ≥ z_α √v + z_β √(v − δ²) with v = max(π, δ)
-  (Connor 1987), where c = (1 − δ/v)/N stands for the lattice of an exact test: flips both ways make
-  it half a step of 2, flips all one way none;
-- counting: even flips that all go one way need 1 + log2(1/alpha) of them before the sign test can
-  reach alpha: 6 at .05, 13 at .05 / 200. With 30 problems that alone is a large effect.
+- **noise**: a fork is drawn again, so the grade may differ although the ban does nothing. A share
+  π of the cells does, most of them on problems that are neither easy nor hopeless;
+- **the effect, on top of it**: of what is right, as much is lost as makes Δ = −δ.
+
+So nearly π + δ of the cells differ, not max(π, δ). With one seed a cell is a trial of McNemar's exact
+test and its power a binomial sum. With several, the sizes of the problems' differences decide what
+the sign-flip test can reach, so its power is simulated (fixed random numbers, the same answer every
+time) with a saddlepoint p-value. A loss cannot exceed Pass@1: where the smallest visible one
+would have to, there is none (NaN).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from .paired import Floats, Pairs, Tally, flips_needed
+from .paired import Floats, Pairs, flips_needed
+from .signflip import signflip_approx
 
 __all__ = [
-    "design_trials",
+    "CORRELATION",
+    "SPREAD",
+    "Design",
+    "difficulty",
     "expected_share",
     "flips_needed",
     "mde",
-    "mde_of_tally",
+    "mde_of_shares",
     "plan_mde",
     "power",
+    "reachable",
     "seed_correlation",
 ]
 
+CORRELATION = 0.2
+"""Agreement of a problem's differences between seeds, where no data tell; about that of IFEval in
+results/smollm2-135m."""
 
-def design_trials(
-    n_problems: ArrayLike, n_seeds: ArrayLike, correlation: ArrayLike = 0.0
-) -> Floats:
-    """Independent trials that n problems × S seeds are worth: n·S / (1 + (S − 1)·correlation).
+SPREAD = 0.6
+"""Parameters a + b of the beta distribution of difficulty, where no data tell: many problems are
+nearly always or nearly never solved."""
 
-    Args:
-        n_problems: Problems.
-        n_seeds: Seeds per problem.
-        correlation: Correlation of two cells' differences on one problem, in [0, 1]: 0 where a
-            problem's Δ is the same everywhere, 1 where repeats add nothing (Kish 1965).
+_NODES = 48  # of the difficulty's distribution
+_DRAWS = 600  # simulated sweeps per effect
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """One candidate on one benchmark.
+
+    Attributes:
+        n_problems: Problems; for target `benchmark` cells, with one seed each.
+        n_seeds: Seeds of a problem.
+        share: Share π of cells whose grade differs without any effect.
+        correlation: Of two cells' differences on one problem without an effect, in [0, 1]: 0 where
+            no problem leans to either side, 1 where repeats add nothing.
+        pass1: Pass@1 of the baseline, the largest loss that there can be.
+        spread: a + b of the beta distribution of difficulty (`difficulty`).
     """
-    n, s, r = (np.asarray(x, dtype=np.float64) for x in (n_problems, n_seeds, correlation))
-    return np.asarray(n * s / (1 + (s - 1) * r), dtype=np.float64)
+
+    n_problems: int
+    n_seeds: int
+    share: float = 0.1
+    correlation: float = 0.0
+    pass1: float = 0.5
+    spread: float = SPREAD
+
+    def differences(self, effect: float) -> Floats:
+        """(2S + 1,) probabilities of a problem's net losses −S…S, for a loss of `effect`."""
+        p = min(max(self.pass1, 1e-6), 1 - 1e-6)
+        grid = (np.arange(_NODES) + 0.5) / _NODES
+        b = special.betaincinv(max(p * self.spread, 1e-3), max((1 - p) * self.spread, 1e-3), grid)
+        noise = _scaled(b * (1 - b), self.share)
+        kept = 1 - min(1.0, effect / max(float(b.mean()), 1e-12))
+        # Repeats that agree: problems lean to one side; where that is not enough, few move at all.
+        wanted = self.correlation * noise.mean() / max(float((noise**2).mean()), 1e-12)
+        lean = min(1.0, wanted**0.5) if self.n_seeds > 1 else 0.0
+        moving = max(1 / wanted, float(noise.max())) if wanted > 1 and self.n_seeds > 1 else 1.0
+        out = np.zeros(2 * self.n_seeds + 1)
+        for side in (1, -1) if lean else (1,):
+            part = noise / moving / 2
+            for weight, half in ((moving, part), (1 - moving, np.zeros_like(part))):
+                if weight > 0:
+                    # What noise has won can be lost again, and what it has lost cannot.
+                    up, down = half * (1 - side * lean), np.minimum(half * (1 + side * lean), b)
+                    down = down + (1 - kept) * (b - down)
+                    out += weight * _net(self.n_seeds, up * kept, down).mean(axis=1)
+        return np.asarray(out / out.sum())
 
 
-def power(
-    effect: ArrayLike, trials: ArrayLike, share: ArrayLike, alpha: ArrayLike = 0.05
-) -> Floats:
-    """Probability that the sign-flip test sees an effect at level alpha.
+def power(effect: ArrayLike, design: Design, alpha: float = 0.05) -> Floats:
+    """Probability that the sign-flip test sees losses of these sizes at level alpha.
 
     Args:
-        effect: |Δ|, in (0, 1].
-        trials: Independent trials N (`design_trials`).
-        share: Share of trials that differ without any effect, in [0, 1].
+        effect: (E,) losses of Pass@1, each in [0, `design.pass1`].
+        design: The design.
         alpha: Two-sided level; alpha / m for the first of m candidates.
 
     Returns:
-        Power, broadcast, the smaller of the noise and the counting limit.
+        (E,) powers: exact for one seed, simulated for more.
+
+    Example:
+        >>> power([0.0, 0.05], Design(500, 1, share=0.05)).round(2).tolist()
+        [0.04, 0.98]
     """
-    d, n, p, a = np.broadcast_arrays(
-        *(np.asarray(x, dtype=np.float64) for x in (effect, trials, share, alpha))
-    )
-    v = np.maximum(p, d)
-    noise = stats.norm.cdf(_noise_score(d, n, v, stats.norm.isf(a / 2)))
-    return np.asarray(np.minimum(noise, _at_least(flips_needed(a), n, v)))
+    effects = np.atleast_1d(np.asarray(effect, dtype=np.float64))
+    n, s = design.n_problems, design.n_seeds
+    needed = float(flips_needed(alpha))
+    found = [design.differences(float(delta)) for delta in effects]
+    if s == 1:
+        differing = np.arange(1, n + 1)
+        reject = stats.binom.isf(alpha / 2, differing, 0.5) + 1
+        out = []
+        for up, _, down in found:
+            seen = stats.binom.sf(reject - 1, differing, down / max(up + down, 1e-300))
+            seen = np.where(differing >= needed, seen, 0.0)
+            out.append(float(stats.binom.pmf(differing, n, min(up + down, 1.0)) @ seen))
+        return np.array(out)
+    # The same random numbers for all effects, so that power rises with the effect.
+    rows = np.concatenate([np.random.default_rng(0).multinomial(n, d, _DRAWS) for d in found])
+    sizes = np.arange(1, s + 1)
+    down, up = rows[:, s + 1 :], rows[:, s - 1 :: -1]
+    net = (down - up) @ sizes
+    p = signflip_approx(sizes, down + up, net)
+    seen = (p <= alpha) & (net > 0) & ((down + up).sum(axis=1) >= needed)
+    return np.asarray(seen.reshape(len(effects), _DRAWS).mean(axis=1), dtype=np.float64)
 
 
-def mde(trials: ArrayLike, share: ArrayLike, alpha: ArrayLike = 0.05, power: float = 0.8) -> Floats:
-    """Smallest |Δ| that the design sees with the given power.
-
-    Args:
-        trials: Independent trials N.
-        share: Share of trials that differ without any effect.
-        alpha: Two-sided level.
-        power: Wanted power.
+@lru_cache(maxsize=4096)
+def mde(design: Design, alpha: float = 0.05, promised: float = 0.8) -> float:
+    """Smallest loss of Pass@1 that the design sees with the promised power.
 
     Returns:
-        The effect in (0, 1], broadcast; NaN where no effect can reach alpha at all.
+        The loss in (0, `design.pass1`], or NaN where no loss that is possible is seen so often.
+
+    Example:
+        >>> round(mde(Design(30, 1, share=0.0)), 3), mde(Design(12, 16), 0.05 / 200)
+        (0.251, nan)
     """
-    n, p, a = np.broadcast_arrays(
-        *(np.asarray(x, dtype=np.float64) for x in (trials, share, alpha))
+    most = design.pass1
+    if design.n_problems < flips_needed(alpha) or not most > 0:
+        return float("nan")
+    if design.n_seeds == 1:
+        low, high = 0.0, most
+        if power(high, design, alpha)[0] < promised:
+            return float("nan")
+        for _ in range(18):
+            middle = (low + high) / 2
+            seen = power(middle, design, alpha)[0] >= promised
+            low, high = (low, middle) if seen else (middle, high)
+        return high
+    guess = min(_normal_mde(design, alpha, promised), most)
+    factors = np.array([0.6, 0.8, 1.0, 1.25])
+    for _ in range(12):
+        tried = np.minimum(guess * factors, most)
+        seen = power(tried, design, alpha)
+        if seen[-1] < promised:
+            if tried[-1] >= most:
+                return float("nan")
+            guess *= 1.5
+        elif seen[0] >= promised:
+            guess *= 0.6
+        else:
+            break
+    # Probit of the power is nearly linear in the effect: all four points say where it crosses.
+    score = stats.norm.ppf(np.clip(seen, 0.5 / _DRAWS, 1 - 0.5 / _DRAWS))
+    near = stats.norm.pdf(score - stats.norm.ppf(promised)) + 1e-6
+    slope, level = np.polyfit(tried, score, 1, w=np.sqrt(near))
+    found = (stats.norm.ppf(promised) - level) / slope if slope > 0 else tried[-1]
+    return float(np.clip(found, tried[0], tried[-1]))
+
+
+def mde_of_shares(
+    shares: ArrayLike, design: Design, alpha: float = 0.05, promised: float = 0.8
+) -> Floats:
+    """`mde` of many candidates that differ in their share alone: a few, and a line between them.
+
+    Args:
+        shares: (C,) shares of differing cells without an effect, NaN where unknown.
+        design: All else.
+        alpha: Two-sided level.
+        promised: Power.
+    """
+    wanted = np.asarray(shares, dtype=np.float64)
+    known = wanted[np.isfinite(wanted)]
+    if not len(known):
+        return np.full(wanted.shape, np.nan)
+    ends = np.sqrt([known.min(), known.max()])
+    distinct = np.unique(np.round(np.sqrt(known), 4))
+    knots = distinct if len(distinct) <= 5 else np.linspace(ends[0], ends[1], 5)
+    found = np.array([mde(replace(design, share=round(float(k**2), 6)), alpha, promised) for k in knots])
+    return np.asarray(np.interp(np.sqrt(wanted), knots, found), dtype=np.float64)
+
+
+def plan_mde(
+    n_problems: int,
+    seeds: Sequence[int] = tuple(range(1, 17)),
+    *,
+    share: float = 0.1,
+    correlation: float = 0.0,
+    alpha: float = 0.05,
+    m: float = 1,
+    power: float = 0.8,
+    pass1: float = 0.5,
+    spread: float = SPREAD,
+) -> Floats:
+    """Smallest detectable loss of a planned benchmark for each number of seeds.
+
+    Args:
+        n_problems: Problems.
+        seeds: Numbers of seeds to consider.
+        share: Share of cells whose grade differs without an effect (`expected_share`).
+        correlation, pass1, spread: As in `Design`.
+        alpha: Level of the verdict.
+        m: Candidates corrected for; 1 for the nominal rule. The first discovery of the fdr rule
+            has to pass alpha / m, with m the candidates that can pass it (`reachable`).
+        power: Promised power.
+
+    Returns:
+        (len(seeds),) losses, NaN where none is seen.
+
+    Example:
+        >>> plan_mde(30, [1, 4]).round(2).tolist()
+        [0.39, 0.14]
+    """
+    return np.array(
+        [
+            mde(Design(n_problems, s, share, correlation, pass1, spread), alpha / m, power)
+            for s in seeds
+        ]
     )
-    needed = flips_needed(a)
-    z_a, z_b = stats.norm.isf(a / 2), stats.norm.ppf(power)
-    low, high = np.zeros(n.shape), np.ones(n.shape)
-    for _ in range(50):
-        d = (low + high) / 2
-        seen = _noise_score(d, n, np.maximum(p, d), z_a) >= z_b
-        low, high = np.where(seen, low, d), np.where(seen, d, high)
-    possible = n >= needed
-    safe = np.where(possible, n, needed)
-    counting = special.betaincinv(needed, safe - needed + 1, power)
-    return np.where(possible, np.maximum(high, counting), np.nan)
 
 
-def mde_of_tally(tally: Tally, alpha: ArrayLike = 0.05, power: float = 0.8) -> Floats:
-    """Smallest |Δ| that the data at hand could have seen, for each candidate.
+def reachable(differing: ArrayLike, n_problems: int, alpha: float = 0.05) -> int:
+    """Candidates that will be corrected for: those whose differing problems can reach the level.
 
-    The share and the trials are those observed; one pseudo-problem with |d| = 1 keeps the trials
-    near the number of problems until the data show that differences are smaller. NaN with too few
-    units for any effect to reach alpha.
+    Args:
+        differing: (C,) expected share of problems that differ, for each candidate.
+        n_problems: Problems.
+        alpha: Level.
+
+    Returns:
+        The smallest K ≥ 1 of which at most K candidates are expected to differ on as many
+        problems as a level of alpha / K needs (`multiplicity.testable` once the data are there).
     """
-    n = tally.n.astype(np.float64)
-    _, size, square = tally.moments()
-    safe = np.maximum(n, 1.0)
-    found = mde(n * (size + 1) / (square + 1), size / safe, alpha, power)
-    return np.where(n >= flips_needed(alpha), found, np.nan)
+    q = np.atleast_1d(np.asarray(differing, dtype=np.float64))
+    k = 1
+    while k < len(q) and stats.binom.sf(flips_needed(alpha / k) - 1, n_problems, q).sum() > k:
+        k += 1
+    return k
+
+
+def difficulty(right: ArrayLike, n_seeds: int) -> tuple[float, float]:
+    """Pass@1 and the spread of difficulty, from a baseline.
+
+    Args:
+        right: (P,) right answers out of n_seeds.
+        n_seeds: Seeds; with one the spread is unknown and taken as `SPREAD`.
+    """
+    k = np.asarray(right, dtype=np.float64)
+    if not len(k):
+        return 0.5, SPREAD
+    p = float(k.mean() / n_seeds)
+    if n_seeds < 2 or not 0 < p < 1:
+        return p, SPREAD
+    between = float((k * (k - 1)).mean() / (n_seeds * (n_seeds - 1))) - p * p
+    if between <= 0:
+        return p, 50.0
+    return p, float(np.clip(p * (1 - p) / between - 1, 0.05, 50.0))
 
 
 def seed_correlation(pairs: Pairs) -> Floats:
-    """(C,) how much repeats of a problem agree in their differences, for `design_trials`.
+    """(C,) how much repeats of a problem agree in their differences, for `Design`.
 
     From (Σ over seeds)² = own squares + products of two seeds; 0 where fewer than two seeds or no
     difference say anything, never below 0.
@@ -149,50 +314,30 @@ def expected_share(right: ArrayLike, n_seeds: int, forked_share: ArrayLike) -> F
     return np.asarray(np.asarray(forked_share, dtype=np.float64) * differs)
 
 
-def plan_mde(
-    n_problems: int,
-    seeds: Sequence[int] = tuple(range(1, 17)),
-    *,
-    share: float = 0.1,
-    correlation: float = 0.0,
-    alpha: float = 0.05,
-    m: int = 1,
-    power: float = 0.8,
-) -> Floats:
-    """Smallest detectable |Δ| of a planned benchmark for each number of seeds.
-
-    Args:
-        n_problems: Problems.
-        seeds: Numbers of seeds to consider.
-        share: Share of cells whose grade differs without an effect (`expected_share`).
-        correlation: As in `design_trials`.
-        alpha: Level of the verdict.
-        m: Candidates corrected for; 1 for the nominal rule. The first discovery of the fdr rule
-            has to pass alpha / m.
-        power: Wanted power.
-
-    Returns:
-        (len(seeds),) effects, NaN where none can be seen.
-
-    Example:
-        >>> plan_mde(30, [1, 3]).round(2).tolist()
-        [0.25, 0.09]
-    """
-    counts = np.asarray(seeds, dtype=np.float64)
-    if n_problems < flips_needed(alpha / m):
-        return np.full(len(counts), np.nan)
-    return mde(design_trials(n_problems, counts, correlation), share, alpha / m, power)
+def _normal_mde(design: Design, alpha: float, promised: float) -> float:
+    """A first guess: z standard errors of trials that differ in π + δ of the cells."""
+    s = design.n_seeds
+    trials = design.n_problems * s / (1 + (s - 1) * design.correlation)
+    z = stats.norm.isf(alpha / 2) + stats.norm.ppf(promised)
+    noise = z * (design.share / trials) ** 0.5
+    return float(max((noise**2 + (z * z / trials) ** 2) ** 0.5, flips_needed(alpha) / trials))
 
 
-def _noise_score(effect: Floats, trials: Floats, v: Floats, z: Floats) -> Floats:
-    """How many standard deviations the net flips are expected above what z needs."""
-    spread = np.sqrt(np.maximum(v - effect**2, 1e-12))
-    lattice = (1 - effect / np.maximum(v, 1e-12)) / np.maximum(trials, 1.0)
-    return np.asarray(((effect - lattice) * np.sqrt(trials) - z * np.sqrt(v)) / spread)
+def _scaled(shape: Floats, mean: float) -> Floats:
+    """Shares of this shape and mean, none above .98."""
+    noise = np.minimum(shape * mean / max(float(shape.mean()), 1e-12), 0.95)
+    return np.asarray(np.minimum(noise * mean / max(float(noise.mean()), 1e-12), 0.98))
 
 
-def _at_least(k: Floats, n: Floats, p: Floats) -> Floats:
-    """P(Binomial(n, p) ≥ k) for whole k and n not necessarily whole."""
-    possible = n >= k
-    value = special.betainc(k, np.where(possible, n - k + 1, 1.0), p)
-    return np.where(possible, value, 0.0)
+def _net(n_seeds: int, up: Floats, down: Floats) -> NDArray[np.float64]:
+    """(2S + 1, K) distribution of losses less wins over S cells, for K kinds of problems."""
+    total = np.maximum(up + down, 1.0)
+    up, down = up / total, down / total
+    dist = np.zeros((2 * n_seeds + 1, len(up)))
+    dist[n_seeds] = 1.0
+    for _ in range(n_seeds):
+        fresh = dist * (1 - up - down)
+        fresh[1:] += dist[:-1] * down
+        fresh[:-1] += dist[1:] * up
+        dist = fresh
+    return dist

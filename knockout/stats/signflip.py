@@ -18,7 +18,7 @@ from scipy import stats
 
 from .paired import Floats, Ints, Tally
 
-__all__ = ["signflip_p", "signflip_sizes_p"]
+__all__ = ["signflip_approx", "signflip_p", "signflip_sizes_p"]
 
 _FINEST = 240
 """Largest common denominator; beyond it (odd patterns of missing seeds) sizes are rounded to
@@ -92,6 +92,51 @@ def signflip_sizes_p(sizes: Ints, counts: Ints, total: int) -> float:
     ways, exponent = _subset_counts(sizes, counts, room)
     log2 = math.log2(float(ways.sum())) + exponent + 1 - n
     return min(1.0, max(2.0**log2 if log2 > -1021 else 0.0, _TINY))
+
+
+def signflip_approx(sizes: Ints, counts: Ints, totals: Ints) -> Floats:
+    """Two-sided p-values of many rows at once, by a saddlepoint; for simulations.
+
+    Args:
+        sizes: (K,) distinct positive whole numbers.
+        counts: (R, K) how often each occurs.
+        totals: (R,) observed sums.
+
+    Returns:
+        (R,) approximations of `signflip_sizes_p`: exact where all signs agree, within a few per
+        cent from 15 differences on.
+
+    Source: Lugannani & Rice, Advances in Applied Probability 12 (1980), with Daniels' second
+    correction for lattices; Robinson, JRSS-B 44 (1982), for permutation tests.
+    """
+    k = np.asarray(sizes, dtype=np.float64)
+    total = np.abs(totals).astype(np.float64)
+    step = np.maximum(np.gcd.reduce(np.where(counts > 0, sizes, 0), axis=1), 1).astype(np.float64)
+    goal = np.maximum(total - step, 0.0)  # half a step of 2 · gcd below what was seen
+    low, high = np.zeros(len(total)), np.full(len(total), 40.0)
+    t = np.clip(goal / np.maximum(counts @ k**2, 1.0), 1e-3, 5.0)
+    for _ in range(30):
+        bent = np.tanh(t[:, None] * k)
+        slope = (counts * k * bent).sum(axis=1)
+        low, high = np.where(slope < goal, t, low), np.where(slope < goal, high, t)
+        curve = (counts * k**2 * (1 - bent**2)).sum(axis=1)
+        step_t = t + (goal - slope) / np.maximum(curve, 1e-12)
+        inside = (step_t > low) & (step_t < high)
+        moved = np.where(inside, step_t, (low + high) / 2)
+        done = np.abs(moved - t).max() < 1e-9
+        t = moved
+        if done:
+            break
+    tk = t[:, None] * k
+    curve = (counts * k**2 * (1 - np.tanh(tk) ** 2)).sum(axis=1)
+    cumulant = (counts * (np.logaddexp(tk, -tk) - math.log(2))).sum(axis=1)
+    w = np.sqrt(np.maximum(2 * (t * goal - cumulant), 1e-16))
+    u = np.sinh(np.minimum(step * t, 700)) / step * np.sqrt(curve)
+    tail = stats.norm.sf(w) + stats.norm.pdf(w) * (1 / np.maximum(u, 1e-12) - 1 / w)
+    plain = stats.norm.sf(goal / np.sqrt(np.maximum(counts @ k**2, 1.0)))
+    tail = np.where(w < 0.1, plain, tail)
+    tail = np.where(total >= counts @ k, 0.5 ** counts.sum(axis=1), tail)
+    return np.where(total > 0, np.clip(2 * tail, _TINY, 1.0), 1.0)
 
 
 def _subset_counts(sizes: Ints, counts: Ints, room: int) -> tuple[NDArray[np.float64], int]:
