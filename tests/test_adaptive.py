@@ -29,7 +29,7 @@ from knockout.sweep.results import verdict_table
 from knockout.sweep.run import _forget_failures
 from knockout.sweep.scheduler import Scheduler
 from knockout.tokens.candidates import Candidate
-from knockout.verdicts.table import settle_cube
+from knockout.verdicts.race import settle_cube
 
 RULE = VerdictRule(rule="nominal", alpha=0.1, margin=0.3)
 ROUNDS = 5
@@ -111,9 +111,7 @@ def undisturbed(
 
 def test_settled_candidates_get_no_more_forks(undisturbed: Ledger) -> None:
     long, short = grade_cubes(undisturbed)
-    settled = settle_cube(
-        long, ROUNDS, rule=RULE.rule, alpha=RULE.alpha, margin=RULE.margin, max_rounds=ROUNDS
-    )
+    settled = settle_cube(long, ROUNDS, RULE, max_rounds=ROUNDS)
     assert settled.status[0] == "pillar"
     assert "equivalent" in settled.status
     assert "open" in settled.status[:-1]

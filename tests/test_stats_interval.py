@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from knockout.stats.interval import mean_interval
+from knockout.stats.interval import equivalence_interval, mean_interval, resolution
 from knockout.stats.paired import Tally, wilson_interval
 from knockout.stats.signflip import signflip_p
 
@@ -31,19 +31,55 @@ def test_nothing_differs_gives_wilsons_bound_over_problems() -> None:
     assert mean_interval(many, signflip_p(many))[1][0] == pytest.approx(high[0])
 
 
-def test_equivalence_of_an_inherited_candidate_needs_189_problems_for_two_points() -> None:
-    for n, inside in ((188, False), (189, True)):
+def test_equivalence_of_an_inherited_candidate_needs_160_problems_for_two_points() -> None:
+    for n, inside in ((159, False), (160, True)):
         tally = flips(0, 0, n)
-        assert bool(mean_interval(tally, signflip_p(tally))[1][0] < 0.02) is inside
+        assert bool(equivalence_interval(tally)[1][0] < 0.02) is inside
+        assert resolution(n) == pytest.approx(equivalence_interval(tally)[1][0])
+        # Not far from the rule of three, which is exact here: 1 − .05^(1/n).
+        assert 1 <= resolution(n) / (1 - 0.05 ** (1 / n)) < 1.1
+
+
+def test_equivalence_limits_are_close_to_the_exact_ones_for_rare_strong_losses() -> None:
+    """Against Clopper-Pearson, one-sided: never closer to 0, and at most a tenth farther."""
+    for n in (30, 100, 500, 1131):
+        for lost in range(n // 5):
+            tally = flips(0, lost, n)
+            low = float(equivalence_interval(tally)[0][0])
+            exact = -float(stats.beta.ppf(0.95, lost + 1, n - lost))
+            assert exact * 1.1 - 0.002 < low <= exact + 0.0015
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 16])
+def test_more_differences_never_make_an_interval_tighter(size: int) -> None:
+    """Gains and losses of the same size in turn, as many problems as there are."""
+    sums = np.zeros((16, 30), dtype=np.int64)
+    for row in range(16):
+        sums[row, : 2 * row] = np.resize([size, -size], 2 * row)
+    tally = sums_tally(sums, 16)
+    for low, high in (
+        mean_interval(tally, signflip_p(tally)),
+        equivalence_interval(tally),
+    ):
+        assert (np.diff(high - low) >= -1e-12).all()
+
+
+def test_false_equivalence_at_the_margin_under_rare_strong_effects() -> None:
+    rng = np.random.default_rng(4)
+    for n, seeds, margin in ((30, 4, 0.1), (100, 3, 0.1), (500, 3, 0.02), (541, 1, 0.02)):
+        for strength in (1.0, 0.5):
+            hit = rng.random((3000, n, 1)) < margin / strength
+            lost = (rng.random((3000, n, seeds)) < np.where(hit, strength, 0.0)).sum(axis=2)
+            low, high = equivalence_interval(sums_tally(-lost, seeds))
+            assert np.mean((low > -margin) & (high < margin)) < 0.05 + 2 * 0.004
 
 
 def test_all_flip_one_way() -> None:
     tally = flips(0, 30, 30)
     low, high = mean_interval(tally, signflip_p(tally))
     assert low[0] == -1.0
-    assert (
-        -0.8865 <= high[0] < -0.75
-    )  # wider than Wilson's .8865 alone: the direction is unsure too
+    # Wider than Wilson's .8865 alone: the direction is unsure too.
+    assert -0.8865 <= high[0] < -0.75
 
 
 def test_one_problem_has_no_interval() -> None:
@@ -112,7 +148,7 @@ def test_covers(n: int, seeds: int, differing: float, effect: float) -> None:
     low, high = mean_interval(tally, signflip_p(tally))
     truth = -differing * effect
     coverage = np.mean((low <= truth) & (truth <= high))
-    assert 0.93 - 2 * 0.0056 < coverage < 0.985
+    assert 0.95 - 2 * 0.0056 < coverage < 0.985
 
 
 def test_the_bootstrap_would_not_do() -> None:

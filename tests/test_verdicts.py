@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
+from knockout.config.sweep import VerdictRule
+from knockout.errors import UsageError
 from knockout.ledger.grades import GradeCube
 from knockout.method.interventions import ban
 from knockout.tokens.candidates import Candidate
+from knockout.verdicts.blocks import Race
 from knockout.verdicts.files import write_verdicts
-from knockout.verdicts.table import COLUMNS, build_verdicts, settle_cube
+from knockout.verdicts.race import settle_cube
+from knockout.verdicts.table import COLUMNS, build_verdicts
 
 
 def cube_of(baseline, knockout, *, forked=None, name="maths", infos=None, ids=None) -> GradeCube:
@@ -66,9 +70,16 @@ def test_columns_of_the_contract_and_plain_numbers() -> None:
     assert row.n_forked + row.n_inherited == 180
     assert row.n_differing_cells == (grades != cube.baseline).sum() == row.won + row.lost
     assert row.token_ids == [17]
+    # Five or fewer problems that differ cannot reach .05 / 12: they are not corrected for.
+    inside = (frame.n_differing_problems >= 9).to_numpy()
+    assert inside.tolist() == frame.testable.tolist()
+    assert 0 < inside.sum() < 12
     np.testing.assert_allclose(
-        frame.p_adjusted, multipletests(frame.p_value, method="fdr_bh")[1], atol=1e-12
+        frame.p_adjusted[inside],
+        multipletests(frame.p_value[inside], method="fdr_bh")[1],
+        atol=1e-12,
     )
+    assert (frame.p_adjusted[~inside] == 1).all()
     np.testing.assert_allclose(
         frame.p_holm, multipletests(frame.p_value, method="holm")[1], atol=1e-12
     )
@@ -86,8 +97,10 @@ def test_rules_and_evidence() -> None:
     knockout[2, 200:] = 1
     knockout[3, :12] = 0
     knockout[3, 200:212] = 1  # nothing in sum, but noisy
-    fdr = build_verdicts([cube_of(base, knockout)], rule="fdr").set_index("candidate")
-    nominal = build_verdicts([cube_of(base, knockout)], rule="nominal").set_index("candidate")
+    fdr = build_verdicts([cube_of(base, knockout)], VerdictRule(rule="fdr")).set_index("candidate")
+    nominal = build_verdicts([cube_of(base, knockout)], VerdictRule(rule="nominal")).set_index(
+        "candidate"
+    )
     assert fdr.verdict[:4].tolist() == [
         "strong_pillar",
         "neutral",
@@ -148,14 +161,17 @@ def test_planned_candidates_count_and_canaries_do_not() -> None:
     )
     cube = cube_of(base, knockout, infos=infos)
     p = 2 / 2**8
-    assert build_verdicts([cube]).p_adjusted[0] == pytest.approx(2 * p)
-    planned = build_verdicts([cube], m_planned=200)
+    # The control differs nowhere, so it cannot be discovered and is not corrected for.
+    assert build_verdicts([cube]).p_adjusted[0] == pytest.approx(p)
+    assert build_verdicts([cube]).p_holm[0] == pytest.approx(2 * p)
+    # Those that are planned and not there could still reach any level.
+    planned = build_verdicts([cube], planned=200)
     assert planned.p_adjusted[0] == pytest.approx(1.0)
     assert planned.p_adjusted[2] == planned.p_value[2]
     assert planned.verdict_nominal[0] == "strong_pillar"
     assert planned.mde[0] > build_verdicts([cube]).mde[0]
     with pytest.raises(ValueError, match="1 candidates were planned but 2"):
-        build_verdicts([cube], m_planned=1)
+        build_verdicts([cube], planned=1)
 
 
 def test_targets() -> None:
@@ -166,11 +182,13 @@ def test_targets() -> None:
     knockout = base[None].copy()
     knockout[0, 0] = 0
     population = build_verdicts([cube_of(base, knockout)]).iloc[0]
-    fixed = build_verdicts([cube_of(base, knockout)], target="benchmark").iloc[0]
+    fixed = build_verdicts([cube_of(base, knockout)], VerdictRule(target="benchmark")).iloc[0]
     assert population.delta == fixed.delta == -0.02
     assert population.p_value == 1.0
     assert fixed.p_value == pytest.approx(2 / 2**16)
-    one = build_verdicts([cube_of(base[:, :1], knockout[:, :, :1])], target="benchmark").iloc[0]
+    one = build_verdicts(
+        [cube_of(base[:, :1], knockout[:, :, :1])], VerdictRule(target="benchmark")
+    ).iloc[0]
     assert np.isnan(one.p_value)
     assert one.reason == "target benchmark needs two seeds of a problem"
 
@@ -187,7 +205,7 @@ def test_pooled_rows_weigh_problems_and_need_shared_candidates() -> None:
     assert (pooled.n_forked == a.n_forked + b.n_forked).all()
     assert (pooled.p_value <= 1).all()
     assert (pooled.n_seeds == 3).all()
-    fixed = build_verdicts([one, two], target="benchmark")
+    fixed = build_verdicts([one, two], VerdictRule(target="benchmark"))
     assert fixed.p_value[fixed.benchmark == "pooled"].isna().all()
     assert "different numbers of seeds" in fixed.reason.iloc[-1]
 
@@ -206,13 +224,40 @@ def test_order_of_problems_seeds_and_candidates_changes_no_number(tmp_path: Path
         forked=cube.forked[c][:, p][:, :, ::-1],
     )
     for target in ("population", "benchmark"):
-        frame = build_verdicts([cube], target=target)
-        other = build_verdicts([shuffled], target=target)
+        frame = build_verdicts([cube], VerdictRule(target=target))
+        other = build_verdicts([shuffled], VerdictRule(target=target))
         other = other.set_index("candidate").loc[frame.candidate].reset_index()[list(COLUMNS)]
         for name, table in (("a", frame), ("b", other)):
             write_verdicts(table, tmp_path / f"{name}.csv", tmp_path / f"{name}.json")
         assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_evidence_over_benchmarks_pools_and_lets_no_small_one_be_overruled() -> None:
+    rng = np.random.default_rng(3)
+    big = np.tile((rng.random((500, 1)) < 0.5).astype(np.int8), (1, 3))
+    small = np.ones((30, 3), np.int8)
+    on_big = np.repeat(big[None], 4, axis=0).copy()
+    on_small = np.repeat(small[None], 4, axis=0).copy()
+    on_small[1, :6, 0] = 0  # a pillar of the small one alone, p = .03
+    on_small[2, :5] = 0  # not significant, but a loss of .17
+    on_big[3][on_big[3] == 1] = rng.random((on_big[3] == 1).sum()) > 0.06
+    frame = build_verdicts([cube_of(big, on_big, name="big"), cube_of(small, on_small, name="s")])
+    rows = frame[frame.benchmark == "pooled"]
+    assert rows.equivalent.tolist() == [True, True, True, False]
+    assert frame[frame.benchmark == "s"].evidence.tolist()[0] == "undetermined"
+    assert rows.evidence_overall.tolist()[:3] == ["equivalent", "undetermined", "undetermined"]
+    assert rows.evidence_overall.tolist()[3] == "effect"
+    # A race has no pooled test: the benchmark that can show the margin has to.
+    rule = VerdictRule()
+    cubes = [cube_of(big, on_big, name="big"), cube_of(small, on_small, name="s")]
+    race = Race(rule, {"big": 3, "s": 3}, {"big": 3, "s": 3})
+    raced = build_verdicts(cubes, rule, race=race)
+    same = raced[raced.benchmark == "big"].equivalent.to_numpy()
+    assert same[0] == (raced.evidence_overall[0] == "equivalent")
+    assert (raced[raced.benchmark == "s"].evidence_overall != "equivalent").tolist()[1:3] == [
+        True
+    ] * 2
 
 
 def test_files(tmp_path: Path) -> None:
@@ -258,9 +303,10 @@ def test_racing_table_uses_only_the_rounds_before_settling() -> None:
         for i, n in enumerate(("pillar", "noisy", "never", "aa"))
     )
     cube = cube_of(base, knockout, infos=infos)
-    kwargs = {"max_rounds": 6, "margin": 0.02, "m_planned": 3}
-    settled = settle_cube(cube, 6, **kwargs)
-    frame = build_verdicts([cube], **kwargs).set_index("candidate")
+    rule = VerdictRule(margin=0.02)
+    race = Race(rule, {"maths": 6}, {"maths": 6})
+    settled = settle_cube(cube, 6, rule, max_rounds=6, planned=3)
+    frame = build_verdicts([cube], rule, race=race, planned=3).set_index("candidate")
     assert frame.verdict["pillar"] == "strong_pillar"
     assert frame.settled_as["pillar"] == "pillar"
     assert frame.settled_as["never"] == "equivalent"
@@ -275,18 +321,16 @@ def test_racing_table_uses_only_the_rounds_before_settling() -> None:
     assert (frame.delta <= frame.ci_high).all()
     # Rounds after settling leave no trace; an unfinished round is not counted.
     cube.knockout[0, :, settled.settled_round[0] :] = -1
-    again = build_verdicts([cube], **kwargs).set_index("candidate")
+    again = build_verdicts([cube], rule, race=race, planned=3).set_index("candidate")
     assert again.equals(frame)
-    early = build_verdicts([cube], rounds_done={"maths": 1}, **kwargs)
+    early = build_verdicts([cube], rule, race=Race(rule, {"maths": 6}, {"maths": 1}), planned=3)
     assert (early.n_seeds == 1).all()
 
 
 def test_bad_levels_and_cubes_are_refused() -> None:
     cube = random_cube()
-    with pytest.raises(ValueError, match="alpha is 1"):
-        build_verdicts([cube], alpha=1)
-    with pytest.raises(ValueError, match="margin is 0"):
-        build_verdicts([cube], margin=0)
+    with pytest.raises(UsageError, match="verdict rule 'guess'; expected one of nominal, fdr"):
+        build_verdicts([cube], VerdictRule(rule="guess"))
     with pytest.raises(ValueError, match="knockout has shape"):
         cube_of(np.ones((3, 2)), np.ones((1, 2, 2)))
     with pytest.raises(ValueError, match="occur twice: x"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,8 +40,11 @@ def plan(
         float, typer.Option("--per", help="Trajectories over which they were counted.")
     ] = 500.0,
     tokens_per_s: Annotated[
-        float, typer.Option("--tokens-per-s", help="Speed of the engine.")
-    ] = 1000.0,
+        float | None,
+        typer.Option(
+            "--tokens-per-s", help="Speed of the engine; 1000 with a GPU here, 100 without one."
+        ),
+    ] = None,
     mean_tokens: Annotated[
         float | None,
         typer.Option("--mean-tokens", help="Expected trajectory length; half of max_tokens else."),
@@ -68,14 +72,19 @@ def plan(
     from knockout.sweep.plan import Assumptions, forecast, rates_from_file, read_baselines
     from knockout.sweep.prepare import prepare
 
-    if tokens_per_s <= 0 or per <= 0 or (mean_tokens is not None and mean_tokens <= 0):
+    if (
+        (tokens_per_s is not None and tokens_per_s <= 0)
+        or per <= 0
+        or (mean_tokens is not None and mean_tokens <= 0)
+    ):
         raise UsageError("--tokens-per-s, --per and --mean-tokens must be above 0")
     prepared = prepare(load_sweep(sweep, sets or []))
     bans = [c.token_ids for c in prepared.plan.candidates if c.group != "canary"]
     rates = None
     if frequencies is not None:
         rates = rates_from_file(frequencies, frequency_column, ids_column, per, bans)
-    assumed = Assumptions(mean_tokens, pass1, tokens_per_s, correlation, rates)
+    speed = tokens_per_s or (1000.0 if shutil.which("nvidia-smi") else 100.0)
+    assumed = Assumptions(mean_tokens, pass1, speed, correlation, rates)
     known = read_baselines(baseline) if baseline is not None else None
     found = forecast(prepared, assumed, known)
     if as_json:
@@ -101,8 +110,9 @@ def _show(found: Forecast) -> None:
             f"{b.forks:,.0f}", f"{b.tokens:,.0f}", f"{b.tokens_naive:,.0f}", b.source,
         )  # fmt: skip
     console.print(cost)
+    audit = f" and {found.tokens_audit:,.0f} of audits" if found.tokens_audit >= 1 else ""
     print(
-        f"{found.tokens:,.0f} tokens to generate, {found.hours:,.1f} hours at "
+        f"{found.tokens:,.0f} tokens to generate{audit}, {_duration(found.hours)} at "
         f"{found.tokens_per_s:g} tokens/s; {found.tokens_naive:,.0f} with full re-runs"
     )
     if any(b.source == "bound" for b in found.benchmarks):
@@ -111,7 +121,7 @@ def _show(found: Forecast) -> None:
             "generated whole: give --frequencies, or --baseline with an earlier run."
         )
     power = Table(
-        title="Smallest |Δ| seen with 80 % power, nominal / corrected over all candidates",
+        title="Smallest loss seen with 80 % power, nominal / corrected (none: no possible loss is)",
         title_justify="left",
     )
     power.add_column("seeds", justify="right")
@@ -123,14 +133,46 @@ def _show(found: Forecast) -> None:
             *(f"{_effect(b.mde_nominal[i])} / {_effect(b.mde_fdr[i])}" for b in found.benchmarks),
         )
     console.print(power)
-    print(
-        "Assumed: "
-        + "; ".join(
-            f"{b.name}: {b.share:.1%} of cells differ without an effect, and repeats of a problem "
-            f"agree by {b.correlation:.2f}"
-            for b in found.benchmarks
+    _show_equivalence(found)
+    assumptions: dict[str, list[str]] = {}
+    for b in found.benchmarks:
+        text = (
+            f"{b.share:.1%} of cells differ without an effect, and repeats of a problem agree by "
+            f"{b.correlation:.2f}"
         )
-    )
+        assumptions.setdefault(text, []).append(b.name)
+    for text, names in assumptions.items():
+        print(f"Assumed ({'all' if len(assumptions) == 1 else ', '.join(names)}): {text}")
+    for warning in found.warnings:
+        print(f"warning: {warning}")
+
+
+def _show_equivalence(found: Forecast) -> None:
+    """Whether neutral tokens can be told from untested ones, and at which margin."""
+    for b in found.benchmarks:
+        can = (
+            f"can be shown within ±{found.margin:g}"
+            if b.margin_usual <= found.margin
+            else f"will often stay undetermined at ±{found.margin:g}"
+            if b.margin_best <= found.margin
+            else f"cannot be shown within ±{found.margin:g}, whatever is generated"
+        )
+        print(
+            f"{b.name}: a token that does nothing {can}; it usually can within "
+            f"±{b.margin_usual:.3f}, and one that changes no answer within ±{b.margin_best:.3f}"
+        )
+    if len(found.benchmarks) > 1:
+        verb = "can" if found.pooled_margin <= found.margin else "often cannot"
+        print(
+            f"all problems pooled, as freeze lists go by: {verb} be shown within "
+            f"±{found.margin:g}; usually within ±{found.pooled_margin:.3f}"
+        )
+
+
+def _duration(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{hours * 60:.0f} minutes" if hours * 60 >= 1 else f"{hours * 3600:.0f} seconds"
 
 
 def _effect(value: float) -> str:

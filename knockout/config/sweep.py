@@ -272,8 +272,9 @@ class ChatSettings(_Model):
 class VerdictRule(_Model):
     """How the ledger becomes verdicts; nothing is generated again when this changes."""
 
-    rule: Literal["nominal", "fdr"] = handling("fdr")
-    """`fdr` corrects over all candidates (Benjamini-Hochberg), `nominal` does not."""
+    rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = handling("fdr")
+    """`fdr` corrects over all candidates (Benjamini-Hochberg), `nominal` does not; `holm` and `by`
+    are stricter, and packages can add rules (docs/extending.md)."""
     alpha: Annotated[Number, Field(gt=0, lt=1)] = handling(0.05)
     """Error level."""
     target: Literal["population", "benchmark"] = handling("population")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from knockout.ledger import Ledger
 from knockout.report.source import RunView
 from knockout.report.tables import CellTable, ForkTable, describe_forks
+from knockout.verdicts.table import verdict_key
 
 __all__ = [
     "VERDICTS",
@@ -22,7 +23,6 @@ __all__ = [
     "details",
     "overview",
     "shown_config",
-    "verdict_key",
     "without_folders",
 ]
 
@@ -34,20 +34,11 @@ _RULES = ("nominal", "fdr")
 _KEYS = {"key": None, "key_nominal": "nominal", "key_fdr": "fdr"}
 
 
-def verdict_key(row: dict[str, Any], margin: float, rule: str | None = None) -> str:
-    """The verdict of a row by a rule (by the run's own where None), neutral split by evidence."""
-    verdict = row["verdict"] if rule is None else row[f"verdict_{rule}"]
-    if verdict != "neutral":
-        return str(verdict)
-    inside = row["ci_low"] > -margin and row["ci_high"] < margin
-    return "equivalent" if inside or row["evidence"] == "equivalent" else "undetermined"
-
-
-def count_verdicts(rows: Iterable[dict[str, Any]], margin: float, rule: str) -> dict[str, int]:
+def count_verdicts(rows: Iterable[dict[str, Any]], rule: str) -> dict[str, int]:
     """How many rows have each verdict by a rule."""
     counts = dict.fromkeys(VERDICTS, 0)
     for row in rows:
-        counts[verdict_key(row, margin, rule)] += 1
+        counts[verdict_key(row, rule)] += 1
     return counts
 
 
@@ -70,7 +61,6 @@ def overview(
     """
     names = [benchmark.name for benchmark in ledger.benchmarks]
     order = {candidate.name: index for index, candidate in enumerate(ledger.candidates)}
-    margin = run.sweep.verdict.margin
     rows = []
     for row in run.rows:
         c = order[row["candidate"]]
@@ -81,7 +71,7 @@ def overview(
                 **{key: _plain(value) for key, value in row.items()},
                 "b": b,
                 "c": c,
-                **{name: verdict_key(row, margin, rule) for name, rule in _KEYS.items()},
+                **{name: verdict_key(row, rule) for name, rule in _KEYS.items()},
                 "per_1000": _plain(1000 * float(share)),
             }
         )
@@ -97,7 +87,7 @@ def overview(
             for c in ledger.candidates
         ],
         "rows": rows,
-        "counts": _counts(run.rows, margin),
+        "counts": _counts(run.rows),
         "cost": _cost(run, benchmarks),
         "racing": [_racing(b, cell, ledger) for b, cell in zip(names, run.cells, strict=True)],
         "health": _health(run),
@@ -175,14 +165,14 @@ def _benchmark(
     }
 
 
-def _counts(rows: list[dict[str, Any]], margin: float) -> list[dict[str, Any]]:
+def _counts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Verdicts by benchmark, group and rule; canaries are no hypotheses."""
     out = []
     for benchmark in dict.fromkeys(row["benchmark"] for row in rows):
         for group in ("candidate", "control"):
             own = [r for r in rows if r["benchmark"] == benchmark and r["group"] == group]
             if own:
-                by_rule = {rule: count_verdicts(own, margin, rule) for rule in _RULES}
+                by_rule = {rule: count_verdicts(own, rule) for rule in _RULES}
                 out.append({"benchmark": benchmark, "group": group, "n": len(own), **by_rule})
     return out
 

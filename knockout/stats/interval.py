@@ -13,7 +13,8 @@ differs this is close to the rule of three; more differences, of whatever size, 
 tighter. For Poisson-like losses it lies within a few per cent of the exact limit.
 
 - `mean_interval`: two-sided, and it **excludes 0 exactly when p < alpha**: where the sign-flip test
-  rejects, the limit next to 0 is the test's own, Δ (1 − z / z_p), or Δ ∓ z √Σd² / n if that is wider.
+  rejects and the limit next to 0 would not, that limit is the test's own, Δ (1 − z / z_p), or
+  Δ ∓ z √Σd² / n if it is wider; where the test does not reject, 0 is inside.
 - `equivalence_interval`: the 1 − 2 alpha interval of two one-sided tests at level alpha
   (Schuirmann 1987). Its limits do not look at p.
 
@@ -25,12 +26,14 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from .paired import Floats, Tally, wilson_interval
+from .paired import Floats, Ints, Tally, wilson_interval
 
-__all__ = ["equivalence_interval", "mean_interval", "resolution"]
+__all__ = ["equivalence_interval", "equivalence_margin", "mean_interval", "resolution"]
 
 
-def mean_interval(tally: Tally, p_values: Floats, alpha: float = 0.05) -> tuple[Floats, Floats]:
+def mean_interval(
+    tally: Tally, p_values: Floats, alpha: float | Floats = 0.05
+) -> tuple[Floats, Floats]:
     """Two-sided 1 − alpha interval of the mean difference of each candidate.
 
     Args:
@@ -47,16 +50,16 @@ def mean_interval(tally: Tally, p_values: Floats, alpha: float = 0.05) -> tuple[
     low, high = _limits(tally, z, 6.0)
     none = wilson_interval(np.zeros(len(n)), np.maximum(n, 1), z)[1]
     low, high = np.minimum(low, delta - none), np.maximum(high, delta + none)
-    # The limit next to 0 is the test's.
+    # Where the test rejects and the limit next to 0 does not, the test has the word.
+    size, sign = np.abs(delta), np.where(delta < 0, -1.0, 1.0)
     z_exact = stats.norm.isf(np.clip(np.nan_to_num(p_values, nan=1.0), 0.0, 1.0) / 2)
-    near = np.abs(delta) * (1 - z / np.maximum(z_exact, z))
-    _, _, square = tally.moments()
-    plain = np.abs(delta) - z * np.sqrt(square) / np.maximum(n, 1)
-    near = np.sign(delta) * np.where(plain > 0, np.minimum(near, plain), near)
-    seen = z_exact > z
-    low = np.where(seen & (delta > 0), near, np.where(seen, low, np.minimum(low, 0.0)))
-    high = np.where(seen & (delta < 0), near, np.where(seen, high, np.maximum(high, 0.0)))
-    return _known(n, low), _known(n, high)
+    plain = size - z * np.sqrt(tally.moments()[2]) / np.maximum(n, 1)
+    own = size * (1 - z / np.maximum(z_exact, z))
+    own = np.where(plain > 0, np.minimum(own, plain), own)
+    near = np.where(delta < 0, -high, low)
+    near = np.where(z_exact > z, np.where(near > 0, near, own), np.minimum(near, 0.0))
+    low, high = np.where(sign > 0, near, low), np.where(sign < 0, -near, high)
+    return _known(n, np.maximum(low, -1.0)), _known(n, np.minimum(high, 1.0))
 
 
 def equivalence_interval(tally: Tally, alpha: float = 0.05) -> tuple[Floats, Floats]:
@@ -70,7 +73,7 @@ def equivalence_interval(tally: Tally, alpha: float = 0.05) -> tuple[Floats, Flo
         (C,) lower and upper limits, NaN where there are fewer than two units.
     """
     low, high = _limits(tally, np.asarray(stats.norm.isf(alpha)), 3.0)
-    return _known(tally.n, low), _known(tally.n, high)
+    return _known(tally.n, np.maximum(low, -1.0)), _known(tally.n, np.minimum(high, 1.0))
 
 
 def resolution(n_problems: int, alpha: float = 0.05, square: float = 0.0) -> float:
@@ -90,6 +93,21 @@ def resolution(n_problems: int, alpha: float = 0.05, square: float = 0.0) -> flo
     return float(-_limit(*parts, np.asarray(stats.norm.isf(alpha)), 3.0)[0])
 
 
+def equivalence_margin(
+    n_problems: int, square: float, alpha: float = 0.05, chance: float = 0.8
+) -> float:
+    """Smallest margin within which a candidate without any effect is shown to lie, usually.
+
+    Args:
+        n_problems: Problems.
+        square: Expected Σ d² over problems.
+        alpha: Level of each one-sided test.
+        chance: How often it has to be shown.
+    """
+    noise = float(stats.norm.ppf((1 + chance) / 2)) * float(square) ** 0.5 / n_problems
+    return float(resolution(n_problems, alpha, square) + noise)
+
+
 def _limits(tally: Tally, z: Floats, bend: float) -> tuple[Floats, Floats]:
     n = np.maximum(tally.n, 1).astype(np.float64)
     values, counts = tally.values, tally.counts
@@ -97,7 +115,7 @@ def _limits(tally: Tally, z: Floats, bend: float) -> tuple[Floats, Floats]:
     cube = counts @ values**3
     low = _limit(*_moments(n, total, square, cube), z, bend)
     high = -_limit(*_moments(n, -total, square, -cube), z, bend)
-    return np.maximum(low, -1.0), np.minimum(high, 1.0)
+    return low, high
 
 
 def _moments(
@@ -118,5 +136,5 @@ def _limit(
     return np.asarray(mean - z * np.sqrt(variance / n) - np.maximum(z**2 - 1, 0) / bend * skew / n)
 
 
-def _known(n: Floats, values: Floats) -> Floats:
+def _known(n: Ints, values: Floats) -> Floats:
     return np.where(n >= 2, values, np.nan)

@@ -1,6 +1,9 @@
 """Corrections for looking at many candidates: Holm, Benjamini-Hochberg, Benjamini-Yekutieli, e-BH.
 
 m is the number of *planned* candidates: one that has no p-value yet counts as if it had p = 1.
+
+An exact test of few differences cannot have a small p-value. `can_reach` takes out the candidates
+that could not be discovered whichever way their differences had gone; the rest share the level.
 """
 
 from __future__ import annotations
@@ -9,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from .paired import Floats
+from .paired import Floats, flips_needed
 
-__all__ = ["adjust_bh", "adjust_by", "adjust_holm", "ebh"]
+__all__ = ["adjust_bh", "adjust_by", "adjust_holm", "can_reach", "ebh"]
 
 
 def adjust_holm(p_values: ArrayLike, m: int | None = None) -> Floats:
@@ -74,6 +77,36 @@ def ebh(e_values: ArrayLike, alpha: float, m: int | None = None) -> NDArray[np.b
     if not len(passes):
         return np.zeros(len(e), dtype=np.bool_)
     return np.asarray(e >= ordered[passes[-1]], dtype=np.bool_)
+
+
+def can_reach(differing: ArrayLike, alpha: float, unknown: int = 0) -> NDArray[np.bool_]:
+    """The candidates whose differing problems can reach the level that their own number demands.
+
+    With k problems that differ, the sign-flip test's p-value is at least 2^(1 − k). Let K be the
+    smallest number for which at most K candidates can reach alpha / K. The others cannot be
+    rejected by any correction over K, so they need not be corrected for. Which ones they are
+    follows from the sizes of the differences alone, never from their signs, and given the sizes
+    the p-values of the rest are as valid as before.
+
+    Args:
+        differing: (C,) units that differ, of each candidate that has data.
+        alpha: Level of the correction.
+        unknown: Planned candidates without data; they count as if they could reach any level.
+
+    Returns:
+        (C,) True for those that are corrected for.
+
+    Source: Tarone, Biometrics 46 (1990); Gilbert, JRSS-C 54 (2005), for the false discovery rate.
+
+    Example:
+        >>> can_reach([0, 4, 7, 9, 30], alpha=0.05).tolist()
+        [False, False, True, True, True]
+    """
+    k = np.asarray(differing, dtype=np.int64)
+    family = 1
+    while (k >= flips_needed(alpha / family)).sum() + unknown > family:
+        family += 1
+    return np.asarray(k >= flips_needed(alpha / family), dtype=np.bool_)
 
 
 def _false_discovery(p_values: ArrayLike, m: int | None, method: str) -> Floats:

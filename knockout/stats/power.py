@@ -35,6 +35,7 @@ __all__ = [
     "flips_needed",
     "mde",
     "mde_of_shares",
+    "never_rising",
     "plan_mde",
     "power",
     "reachable",
@@ -197,7 +198,9 @@ def mde_of_shares(
     ends = np.sqrt([known.min(), known.max()])
     distinct = np.unique(np.round(np.sqrt(known), 4))
     knots = distinct if len(distinct) <= 5 else np.linspace(ends[0], ends[1], 5)
-    found = np.array([mde(replace(design, share=round(float(k**2), 6)), alpha, promised) for k in knots])
+    found = np.array(
+        [mde(replace(design, share=round(float(k**2), 6)), alpha, promised) for k in knots]
+    )
     return np.asarray(np.interp(np.sqrt(wanted), knots, found), dtype=np.float64)
 
 
@@ -217,7 +220,7 @@ def plan_mde(
 
     Args:
         n_problems: Problems.
-        seeds: Numbers of seeds to consider.
+        seeds: Numbers of seeds to consider, rising.
         share: Share of cells whose grade differs without an effect (`expected_share`).
         correlation, pass1, spread: As in `Design`.
         alpha: Level of the verdict.
@@ -232,12 +235,13 @@ def plan_mde(
         >>> plan_mde(30, [1, 4]).round(2).tolist()
         [0.39, 0.14]
     """
-    return np.array(
-        [
-            mde(Design(n_problems, s, share, correlation, pass1, spread), alpha / m, power)
-            for s in seeds
-        ]
-    )
+    designs = [Design(n_problems, s, share, correlation, pass1, spread) for s in seeds]
+    return never_rising(np.array([mde(design, alpha / m, power) for design in designs]))
+
+
+def never_rising(effects: Floats) -> Floats:
+    """Smallest effects by rising numbers of seeds, without the simulation's last digits."""
+    return np.asarray(np.fmin.accumulate(effects), dtype=np.float64)
 
 
 def reachable(differing: ArrayLike, n_problems: int, alpha: float = 0.05) -> int:
@@ -250,11 +254,13 @@ def reachable(differing: ArrayLike, n_problems: int, alpha: float = 0.05) -> int
 
     Returns:
         The smallest K ≥ 1 of which at most K candidates are expected to differ on as many
-        problems as a level of alpha / K needs (`multiplicity.testable` once the data are there).
+        problems as a level of alpha / K needs (`multiplicity.can_reach` once the data are there).
     """
     q = np.atleast_1d(np.asarray(differing, dtype=np.float64))
     k = 1
-    while k < len(q) and stats.binom.sf(flips_needed(alpha / k) - 1, n_problems, q).sum() > k:
+    while (
+        k < len(q) and np.sum(stats.binom.sf(flips_needed(alpha / k) - 1, n_problems, q)) > k + 0.5
+    ):
         k += 1
     return k
 

@@ -54,6 +54,7 @@ __all__ = [
     "BETS",
     "SIGN_BETS",
     "Settlement",
+    "bounded_p",
     "confidence_sequence",
     "log_capital",
     "log_sign_capital",
@@ -141,6 +142,20 @@ def log_sign_capital(tally: Tally, side: Literal["below", "above"]) -> Floats:
     x = np.where(tally.counts > 0, towards, 0.0)[:, :, None] * scaled[:, None, :]
     logs = np.log(2) - np.logaddexp(0.0, -2 * x)  # log(1 + tanh x)
     return np.asarray(_mixed(np.einsum("ca,cag->cg", tally.counts, logs)))
+
+
+def bounded_p(tally: Tally) -> Floats:
+    """Two-sided p-value of Δ = 0 without any symmetry: 2 / the larger one-sided bounded bet.
+
+    The sign-flip test asks whether the ban does anything to any problem. This one asks whether the
+    *mean* is 0, however unevenly problems move: units are independent draws from [−1, 1], and
+    nothing else is assumed. It pays for that with power.
+
+    Returns:
+        (C,) p-values in (0, 1]; 1 where nothing differs, NaN without units.
+    """
+    larger = np.maximum(log_capital(tally, 0.0, "below"), log_capital(tally, 0.0, "above"))
+    return np.where(tally.n > 0, np.exp(np.minimum(np.log(2) - larger, 0.0)), np.nan)
 
 
 def settle(
@@ -242,7 +257,7 @@ def confidence_sequence(
     knockout: NDArray[np.int8],
     rounds: NDArray[np.int64],
     *,
-    alpha: float = 0.05,
+    alpha: float | Floats = 0.05,
     target: Literal["population", "benchmark"] = "population",
     max_rounds: int | None = None,
 ) -> tuple[Floats, Floats]:
@@ -252,7 +267,7 @@ def confidence_sequence(
         baseline: (P, R) int8 grades.
         knockout: (C, P, R) int8 grades.
         rounds: (C,) rounds that count for each candidate (`Settlement.rounds`).
-        alpha: Error rate, half on each side.
+        alpha: Error rate, half on each side; one or (C,).
         target: As in `settle`.
         max_rounds: As in `settle`.
 
@@ -262,7 +277,7 @@ def confidence_sequence(
     n_candidates, _, n_rounds = knockout.shape
     last = n_rounds if max_rounds is None else max_rounds
     tallies = list(_looks(baseline, knockout, n_rounds, target))
-    goal = np.log(2 / alpha)
+    goal = np.log(2 / np.asarray(alpha, dtype=np.float64))
 
     def excess(null: float | Floats, side: Literal["below", "above"]) -> Floats:
         """(C,) log evidence against each candidate's δ, above what refutes it."""

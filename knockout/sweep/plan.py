@@ -10,9 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.errors import UsageError
+from knockout.stats.interval import equivalence_margin, resolution
 from knockout.stats.paired import pair
-from knockout.stats.power import expected_share, plan_mde, seed_correlation
+from knockout.stats.power import (
+    CORRELATION,
+    SPREAD,
+    Design,
+    difficulty,
+    expected_share,
+    mde,
+    never_rising,
+    reachable,
+    seed_correlation,
+)
 from knockout.sweep.cost import Cost, cost_from_frequency, cost_from_trajectories
+from knockout.sweep.racing import race_warnings
 
 if TYPE_CHECKING:
     from knockout.config.sweep import Sweep
@@ -37,15 +49,14 @@ class Assumptions:
         mean_tokens: Length of a trajectory, in tokens; None: half of max_tokens.
         pass1: Pass@1 of the baseline.
         tokens_per_s: Speed of the engine.
-        correlation: Of a problem's differences on two seeds (`stats.power.design_trials`); about
-            .2 on IFEval in results/smollm2-135m.
+        correlation: Of a problem's differences on two seeds (`stats.power.Design`).
         rates: (C,) occurrences of each candidate per trajectory, or None where unknown.
     """
 
     mean_tokens: float | None = None
     pass1: float = 0.5
     tokens_per_s: float = 1000.0
-    correlation: float = 0.2
+    correlation: float = CORRELATION
     rates: NDArray[np.float64] | None = None
 
 
@@ -56,9 +67,16 @@ class BenchmarkForecast:
     Attributes:
         source: "baseline", "frequencies" or "bound" (nothing is known: every knockout is taken to
             be generated whole).
-        forks, tokens, tokens_naive: Expected, over all seeds; tokens include baselines and audit.
-        mde_nominal, mde_fdr: Smallest detectable |Δ| for each of `SEEDS`, without and with
-            correction over the candidates; NaN where none can be seen.
+        forks, tokens, tokens_naive: Expected, over all seeds; tokens are of baselines and forks.
+        tokens_audit: Expected, to generate audited knockouts once more from scratch.
+        mde_nominal, mde_fdr: Smallest detectable loss for each of `SEEDS`, without correction and
+            with one over the candidates that can reach the level; NaN where none can be seen.
+        family: Candidates that are expected to be corrected for, at the planned seeds.
+        margin_best: Half-width of the equivalence interval of a candidate that differs nowhere: no
+            smaller margin can be shown on these problems.
+        margin_usual: Margin within which the mean candidate, if it does nothing, is shown to lie
+            in 80 of 100 sweeps with the planned seeds.
+        square: Expected Σ d² over problems of the mean candidate.
         share: Share of cells that would differ in grade without an effect, for the mean candidate.
         correlation: Of a problem's differences on two seeds.
     """
@@ -71,10 +89,15 @@ class BenchmarkForecast:
     forks: float
     tokens: float
     tokens_naive: float
+    tokens_audit: float
     share: float
     correlation: float
     mde_nominal: NDArray[np.float64]
     mde_fdr: NDArray[np.float64]
+    family: int
+    margin_best: float
+    margin_usual: float
+    square: float
 
     @property
     def n_cells(self) -> int:
@@ -89,6 +112,9 @@ class Forecast:
     n_candidates: int
     benchmarks: tuple[BenchmarkForecast, ...]
     tokens_per_s: float
+    alpha: float = 0.05
+    margin: float = 0.02
+    warnings: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> float:
@@ -101,9 +127,20 @@ class Forecast:
         return sum(b.tokens_naive for b in self.benchmarks)
 
     @property
+    def tokens_audit(self) -> float:
+        """Generated tokens of audits."""
+        return sum(b.tokens_audit for b in self.benchmarks)
+
+    @property
     def hours(self) -> float:
-        """At the given speed."""
-        return self.tokens / self.tokens_per_s / 3600
+        """At the given speed, audits included."""
+        return (self.tokens + self.tokens_audit) / self.tokens_per_s / 3600
+
+    @property
+    def pooled_margin(self) -> float:
+        """`margin_usual` of all benchmarks' problems as one sample, which freeze lists go by."""
+        n = sum(b.n_problems for b in self.benchmarks)
+        return equivalence_margin(n, sum(b.square for b in self.benchmarks), self.alpha)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -115,8 +152,12 @@ class Forecast:
             "n_candidates": self.n_candidates,
             "tokens": round(self.tokens),
             "tokens_naive": round(self.tokens_naive),
+            "tokens_audit": round(self.tokens_audit),
             "tokens_per_s": self.tokens_per_s,
             "hours": round(self.hours, 3),
+            "margin": self.margin,
+            "pooled_margin": round(self.pooled_margin, 4),
+            "warnings": list(self.warnings),
             "benchmarks": [
                 {
                     "name": b.name,
@@ -128,11 +169,15 @@ class Forecast:
                     "forks": round(b.forks),
                     "tokens": round(b.tokens),
                     "tokens_naive": round(b.tokens_naive),
+                    "tokens_audit": round(b.tokens_audit),
                     "share_differing": round(b.share, 4),
                     "seed_correlation": round(b.correlation, 4),
                     "seeds": list(SEEDS),
                     "mde_nominal": effects(b.mde_nominal),
                     "mde_fdr": effects(b.mde_fdr),
+                    "n_corrected": b.family,
+                    "margin_best": round(b.margin_best, 4),
+                    "margin_usual": round(b.margin_usual, 4),
                 }
                 for b in self.benchmarks
             ],
@@ -219,6 +264,15 @@ def forecast(
             for benchmark in plan.benchmarks
         ),
         tokens_per_s=assumed.tokens_per_s,
+        alpha=sweep.verdict.alpha,
+        margin=sweep.verdict.margin,
+        warnings=tuple(
+            warning
+            for benchmark in plan.benchmarks
+            for warning in race_warnings(
+                sweep, benchmark.name, len(benchmark.problems), benchmark.n_seeds, len(hypotheses)
+            )
+        ),
     )
 
 
@@ -250,12 +304,32 @@ def _one(
         shares = cost.forks * 2 * assumed.pass1 * (1 - assumed.pass1)
     share = float(shares.mean()) if len(bans) else 0.0
     scratch = cells * cost.length * (1 + len(bans))
-    audit = sweep.audit * cells * cost.length * len(bans) if sweep.strategy == "fork" else 0.0
-    tokens = cells * (cost.length + cost.tokens.sum()) + audit
-    alpha, correlation = sweep.verdict.alpha, assumed.correlation
-    if known is not None and known.correlation is not None:
-        correlation = known.correlation
-    design: dict[str, Any] = {"share": share, "correlation": correlation, "alpha": alpha}
+    forked = sweep.strategy == "fork"
+    audit = sweep.audit * cells * cost.length * len(bans) if forked else 0.0
+    tokens = cells * (cost.length + cost.tokens.sum())
+    rule, correlation = sweep.verdict, assumed.correlation
+    pass1, spread = assumed.pass1, SPREAD
+    if known is not None:
+        pass1, spread = difficulty(known.right, known.n_seeds)
+        if known.correlation is not None:
+            correlation = known.correlation
+
+    def design(seeds: int, of: float) -> Design:
+        # For these very problems each cell is a trial; its noise is all that counts.
+        of, agree, p = round(of, 5), round(correlation, 4), round(pass1, 4)
+        if rule.target == "benchmark":
+            return Design(n * seeds, 1, of, agree, p, round(spread, 2))
+        return Design(n, seeds, of, agree, p, round(spread, 2))
+
+    def family(seeds: int) -> int:
+        kinds, place = np.unique(np.round(shares, 3), return_inverse=True)
+        designs = [design(seeds, float(kind)) for kind in kinds]
+        differs = np.array([1 - d.differences(0.0)[d.n_seeds] for d in designs])
+        if not len(kinds):
+            return 1
+        return reachable(differs[place.ravel()], designs[0].n_problems, rule.alpha)
+
+    square = n * share / benchmark.n_seeds * (1 + (benchmark.n_seeds - 1) * correlation)
     return BenchmarkForecast(
         name=benchmark.name,
         n_problems=n,
@@ -263,12 +337,19 @@ def _one(
         source=source,
         mean_tokens=cost.length,
         forks=float(cells * cost.forks.sum()),
-        tokens=float(tokens if sweep.strategy == "fork" else scratch),
+        tokens=float(min(tokens, scratch) if forked else scratch),
         tokens_naive=float(scratch),
+        tokens_audit=float(audit),
         share=share,
         correlation=correlation,
-        mde_nominal=plan_mde(n, SEEDS, **design),
-        mde_fdr=plan_mde(n, SEEDS, m=max(len(bans), 1), **design),
+        mde_nominal=never_rising(np.array([mde(design(s, share), rule.alpha) for s in SEEDS])),
+        mde_fdr=never_rising(
+            np.array([mde(design(s, share), rule.alpha / family(s)) for s in SEEDS])
+        ),
+        family=family(benchmark.n_seeds),
+        margin_best=resolution(n, rule.alpha),
+        margin_usual=equivalence_margin(n, square, rule.alpha),
+        square=square,
     )
 
 

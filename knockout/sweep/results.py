@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from knockout.config.sweep import VerdictRule
 from knockout.ledger import Ledger, grade_cubes, totals
@@ -10,7 +11,7 @@ from knockout.ledger import Ledger, grade_cubes, totals
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["verdict_table"]
+__all__ = ["luck_of", "planned_by_family", "verdict_table"]
 
 
 def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
@@ -21,22 +22,29 @@ def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
             the one that settled it, and always for the target that it was raced for.
         rule: What the table is asked for.
     """
-    from knockout.sweep.racing import complete_rounds, race_futility, race_rule
+    from knockout.sweep.racing import race_of
     from knockout.verdicts.table import build_verdicts
 
-    raced_by = race_rule(ledger)
-    state = totals(ledger)
+    race = race_of(ledger)
+    if race is not None:
+        rule = rule.model_copy(update={"target": race.rule.target})
     return build_verdicts(
         grade_cubes(ledger),
-        rule=rule.rule,
-        alpha=rule.alpha,
-        margin=rule.margin,
-        target=rule.target if raced_by is None else raced_by.target,
-        m_planned=sum(c.group != "canary" for c in ledger.candidates),
-        max_rounds=None if raced_by is None else {b.name: b.n_seeds for b in ledger.benchmarks},
-        rounds_done=None if raced_by is None else complete_rounds(ledger),
-        raced_by=raced_by,
-        futility=race_futility(ledger),
-        ended=state.ended,
-        preliminary=not state.complete,
+        rule,
+        planned=planned_by_family(ledger),
+        race=race,
+        preliminary=not totals(ledger).complete,
     )
+
+
+def planned_by_family(ledger: Ledger) -> dict[str, int]:
+    """Hypotheses of a run by family; a canary is none."""
+    return dict(Counter(c.family for c in ledger.candidates if c.group != "canary"))
+
+
+def luck_of(ledger: Ledger, rule: VerdictRule) -> dict[str, dict[str, Any]] | None:
+    """Nominal calls that luck alone would bring; None for a race, whose tests are others."""
+    from knockout.sweep.racing import race_rule
+    from knockout.verdicts.luck import expected_by_luck
+
+    return None if race_rule(ledger) is not None else expected_by_luck(grade_cubes(ledger), rule)

@@ -7,6 +7,7 @@ from typing import Any
 from knockout.config.sweep import Sweep
 from knockout.ledger import Ledger, Totals, totals
 from knockout.sweep.racing import race_record
+from knockout.sweep.results import luck_of
 
 __all__ = ["summarise"]
 
@@ -69,6 +70,7 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "respelled": state.respelled,
         "canary": _canary(ledger),
         "race": race_record(ledger),
+        "luck": luck_of(ledger, sweep.verdict),
         "wall_s": round(state.wall_s, 3),
         "sessions": len(records),
         "complete": state.complete,

@@ -41,8 +41,8 @@ def selected(
     Args:
         table: A verdict table with one row for each benchmark and candidate.
         verdicts: Wanted ones; empty for all.
-        evidence: Wanted kinds: "effect", "equivalent", "undetermined"; empty for all. A candidate
-            is undetermined where it is so on any of the benchmarks that judge it.
+        evidence: Wanted kinds: "effect", "equivalent", "undetermined"; empty for all. Over several
+            benchmarks it is the table's `evidence_overall` (`verdicts.overall`).
         benchmark: Judges by this benchmark alone, which may be "pooled"; otherwise pooled rows do
             not vote.
         across: How several benchmarks judge. "overall": a candidate is a pillar (or stumbling
@@ -76,6 +76,8 @@ def selected(
         verdict = _overall(found)
         kinds = [str(kind) for kind in rows["evidence"]]
         kind = _evidence(kinds)
+        if benchmark is None and "evidence_overall" in first:
+            kind = str(first["evidence_overall"])
         passes = {
             "overall": verdict in verdicts,
             "any": any(v in verdicts for v in found),

@@ -1,50 +1,47 @@
 """From grades to the verdict table: the only place that knows the table's columns.
 
-Every number is computed from whole-number tallies without random draws, so the same grades make
-the same table, byte for byte, in any order of problems. See `knockout.stats` for the methods.
+Every number is computed from whole-number tallies without random draws (the power behind `mde`
+uses fixed ones), so the same grades make the same table, byte for byte, in any order of problems.
+See `knockout.stats` for the methods and `knockout.verdicts.rules` for the rules.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knockout.config.sweep import VerdictRule
 from knockout.ledger.grades import GradeCube
-from knockout.tokens.candidates import Candidate
 from knockout.verdicts.blocks import (
     POOLED,
     TIE,
     Block,
-    Target,
+    Race,
     Tests,
     block_of,
     fixed_tests,
     pool,
     raced_tests,
 )
+from knockout.verdicts.columns import FEW, carrying, corrected, smallest_effects
+from knockout.verdicts.overall import overall_evidence
+from knockout.verdicts.race import raced_names, settle_cube, why
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from knockout.stats.sequential import Settlement
 
-__all__ = [
-    "COLUMNS",
-    "POOLED",
-    "build_verdicts",
-    "settle_cube",
-]
+__all__ = ["COLUMNS", "POOLED", "build_verdicts", "verdict_key"]
 
-Rule = Literal["fdr", "nominal"]
 COLUMNS = (
     "benchmark",
     "candidate",
     "group",
+    "family",
     "token_ids",
     "tokens",
     "n_problems",
@@ -54,19 +51,34 @@ COLUMNS = (
     "delta",
     "ci_low",
     "ci_high",
+    "ci_low_fdr",
+    "ci_high_fdr",
+    "eq_low",
+    "eq_high",
     "p_value",
     "p_adjusted",
     "p_holm",
     "p_by",
+    "p_bounded",
+    "testable",
     "mde",
     "verdict",
     "verdict_nominal",
     "verdict_fdr",
     "evidence",
+    "equivalent",
+    "evidence_overall",
     "n_forked",
     "n_inherited",
     "n_missing",
+    "n_missing_baseline",
+    "n_missing_knockout",
+    "delta_lowest",
+    "delta_highest",
     "n_differing_cells",
+    "n_differing_problems",
+    "n_carrying",
+    "few_carry",
     "won",
     "lost",
     "settled_round",
@@ -78,17 +90,10 @@ COLUMNS = (
 
 def build_verdicts(
     cubes: Sequence[GradeCube],
+    rule: VerdictRule | None = None,
     *,
-    rule: Rule = "fdr",
-    alpha: float = 0.05,
-    margin: float = 0.02,
-    target: Target = "population",
-    m_planned: int | None = None,
-    max_rounds: int | Mapping[str, int] | None = None,
-    rounds_done: int | Mapping[str, int] | None = None,
-    raced_by: VerdictRule | None = None,
-    futility: float | None = None,
-    ended: str = "",
+    planned: int | Mapping[str, int] | None = None,
+    race: Race | None = None,
     preliminary: bool = False,
 ) -> pd.DataFrame:
     """The verdict table: a row per benchmark and candidate, then pooled rows.
@@ -97,23 +102,12 @@ def build_verdicts(
         cubes: One per benchmark. Pooled rows are made where there are two or more, for the
             candidates that all of them share; every problem weighs the same there, so a large
             benchmark weighs more than a small one.
-        rule: Which rule fills `verdict`; `verdict_nominal` and `verdict_fdr` are always there.
-        alpha: Level of the verdicts, and 1 − the confidence level of the intervals.
-        margin: A neutral candidate is `equivalent` where its interval lies inside ± margin.
-        target: "population": problems are a sample. "benchmark": these very problems, only the
-            sampling noise counts; needs two seeds. A cell is the unit there, with or without
-            siblings, so after failures Δ is the mean over cells.
-        m_planned: Planned hypotheses per benchmark (candidates and controls, not canaries); None
-            counts those in the cube. One without data counts as p = 1.
-        max_rounds: Planned rounds of an adaptive sweep, for all benchmarks or by name; None for a
-            fixed one. Then p-values, intervals and verdicts are those of `stats.sequential`,
-            valid at any stopping time.
-        rounds_done: Complete rounds of an adaptive sweep, for all benchmarks or by name; None
-            takes every seed with a baseline grade.
-        raced_by: The rule by which the sweep settled its candidates, where the table is asked for
-            by another one; its target must be this one's. None: `rule`, `alpha` and `margin`.
-        futility: The chance below which the sweep dropped candidates as futile; None: it did not.
-        ended: What ended an adaptive sweep, for `reason`.
+        rule: Which rule fills `verdict`, at which level, for which target and margin; the default
+            `VerdictRule()`. `verdict_nominal` and `verdict_fdr` are always there.
+        planned: Planned hypotheses per benchmark (candidates and controls, not canaries), for all
+            or by family; None counts those in the cube. One without data may still reach any level.
+        race: What an adaptive sweep did; None for a fixed one. Then p-values, intervals and
+            verdicts are those of `stats.sequential`, valid at any stopping time.
         preliminary: Whether the run is unfinished, for the column of that name.
 
     Returns:
@@ -121,144 +115,126 @@ def build_verdicts(
         an adaptive sweep `reason` also says what settled a candidate, or that it is open.
 
     Raises:
-        ValueError: if `m_planned` is below the number of hypotheses here, or a level or margin is
-            outside (0, 1).
+        ValueError: if `planned` is below the number of hypotheses here, or the sweep raced for
+            another target.
     """
     import pandas as pd
 
-    for name, value in (("alpha", alpha), ("margin", margin)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} is {value}, expected a number between 0 and 1")
-    race = raced_by or VerdictRule(rule=rule, alpha=alpha, margin=margin, target=target)
-    if race.target != target:
-        raise ValueError(f"the sweep raced for target {race.target}, not {target}")
+    rule = rule or VerdictRule()
+    if race is not None and race.rule.target != rule.target:
+        raise ValueError(f"the sweep raced for target {race.rule.target}, not {rule.target}")
     blocks: list[tuple[Block, Tests, Settlement | None]] = []
     for cube in cubes:
-        if max_rounds is None:
-            block = block_of(cube, target, None)
-            blocks.append((block, fixed_tests(block, alpha), None))
+        if race is None:
+            block = block_of(cube, rule.target, None)
+            blocks.append((block, fixed_tests(block), None))
             continue
-        most = max_rounds if isinstance(max_rounds, int) else max_rounds[cube.benchmark]
+        most = race.max_rounds[cube.benchmark]
         settled = settle_cube(
             cube,
-            _rounds(cube, rounds_done),
-            rule=race.rule,
-            alpha=race.alpha,
-            margin=race.margin,
-            target=target,
-            m_planned=m_planned,
+            race.rounds_done[cube.benchmark],
+            race.rule,
+            planned=planned
+            if planned is None or isinstance(planned, int)
+            else sum(planned.values()),
             max_rounds=most,
-            futility=futility,
+            futility=race.futility,
         )
-        block = block_of(cube, target, settled)
-        blocks.append((block, raced_tests(cube, settled, alpha, target, most), settled))
+        block = block_of(cube, rule.target, settled)
+        blocks.append((block, raced_tests(cube, settled, rule.target, most), settled))
     if len(blocks) >= 2:
-        pooled = pool([block for block, _, _ in blocks], target, adaptive=max_rounds is not None)
+        pooled = pool([block for block, _, _ in blocks], rule.target, adaptive=race is not None)
         if pooled.candidates:
-            blocks.append((pooled, fixed_tests(pooled, alpha), None))
-    tables = [
-        _judge(
-            block, tests, settled, race, ended, rule=rule, alpha=alpha, margin=margin,
-            m_planned=m_planned,
-        )
-        for block, tests, settled in blocks
-    ]  # fmt: skip
+            blocks.append((pooled, fixed_tests(pooled), None))
+    tables = [_judge(*parts, race, rule, planned) for parts in blocks]
     for table in tables:
         table["preliminary"] = [preliminary] * len(table["candidate"])
-    columns = {name: [value for table in tables for value in table[name]] for name in COLUMNS}
+    names = [name for name in COLUMNS if name != "evidence_overall"]
+    columns = {name: [value for table in tables for value in table[name]] for name in names}
+    columns["evidence_overall"] = overall_evidence(columns, rule)
     # Names may hold what Arrow's strings cannot, such as half a surrogate pair.
-    names = pd.Series(columns["candidate"], dtype=object)
-    return pd.DataFrame({**columns, "candidate": names}, columns=list(COLUMNS))
+    plain = pd.Series(columns["candidate"], dtype=object)
+    return pd.DataFrame({**columns, "candidate": plain}, columns=list(COLUMNS))
 
 
-def settle_cube(
-    cube: GradeCube,
-    rounds_done: int,
-    *,
-    rule: Rule = "fdr",
-    alpha: float = 0.05,
-    margin: float = 0.02,
-    target: Target = "population",
-    m_planned: int | None = None,
-    max_rounds: int | None = None,
-    futility: float | None = None,
-) -> Settlement:
-    """Which candidates of a benchmark are settled after so many complete rounds (seeds).
+def verdict_key(row: Mapping[str, Any], rule: str | None = None) -> str:
+    """The verdict of a row, neutral split by its evidence.
 
-    The scheduler calls this after each round and makes no more forks for what is not "open".
-    Canaries are never settled. See `knockout.stats.sequential.settle` for arguments and proof.
+    Args:
+        row: Of the table.
+        rule: "nominal" or "fdr"; None for the rule that the table was asked for.
+
+    Returns:
+        "strong_pillar", "strong_stumbling_block", "equivalent" or "undetermined".
     """
-    from knockout.stats.sequential import settle
-
-    return settle(
-        cube.baseline[:, :rounds_done],
-        cube.knockout[:, :, :rounds_done],
-        rule=rule,
-        alpha=alpha,
-        margin=margin,
-        target=target,
-        m=m_planned,
-        max_rounds=max_rounds or len(cube.seeds),
-        counted=_counted(cube.candidates),
-        futility=futility,
-    )
+    verdict = str(row["verdict"] if rule is None else row[f"verdict_{rule}"])
+    if verdict != "neutral":
+        return verdict
+    return "equivalent" if row["equivalent"] else "undetermined"
 
 
 def _judge(
     block: Block,
     tests: Tests,
     settled: Settlement | None,
-    race: VerdictRule,
-    ended: str,
-    *,
-    rule: Rule,
-    alpha: float,
-    margin: float,
-    m_planned: int | None,
+    race: Race | None,
+    rule: VerdictRule,
+    planned: int | Mapping[str, int] | None,
 ) -> dict[str, list[Any]]:
     """The rows of one block, as columns."""
-    from knockout.stats.multiplicity import adjust_bh, adjust_by, adjust_holm
-    from knockout.stats.power import mde_of_tally
+    from knockout.stats.sequential import bounded_p
 
-    tally, reasons = block.tally, list(block.reasons)
+    tally, reasons, alpha = block.tally, list(block.reasons), rule.alpha
     testable = np.array([not reason for reason in reasons], dtype=np.bool_)
     bounded = testable & (block.counts["n_problems"] >= 2)
     for i in np.flatnonzero(testable & ~bounded):
         reasons[i] = "one problem has no interval"
     p = np.where(testable, tests.p, np.nan)
-    low, high = (np.where(bounded, x, np.nan) for x in (tests.low, tests.high))
     delta = tally.mean()
-
-    counted = _counted(block.candidates)
-    bh, holm, by = (p.copy() for _ in range(3))  # a canary is no hypothesis and keeps its p
-    bh[counted] = adjust_bh(p[counted], m_planned)
-    holm[counted] = adjust_holm(p[counted], m_planned)
-    by[counted] = adjust_by(p[counted], m_planned)
+    differing = tally.counts[:, tally.numerators != 0].sum(axis=1)
+    found = corrected(block, p, differing, rule, planned, exact=settled is None)
 
     level = alpha * (1 + TIE)
-    names = {"nominal": _strong(delta, p <= level), "fdr": _strong(delta, bh <= level)}
-    same = (low > -margin) & (high < margin)
-    if settled is not None:
-        raced = {"pillar": "strong_pillar", "stumbling_block": "strong_stumbling_block"}
-        if alpha == race.alpha:
-            names[race.rule] = [raced.get(status, "neutral") for status in settled.status]
-            if margin == race.margin:
-                same |= np.array([s == "equivalent" for s in settled.status], dtype=np.bool_)
+    names = {
+        "nominal": _strong(delta, p <= level),
+        "fdr": _strong(delta, found.adjusted["fdr"] <= level),
+    }
+    names.setdefault(rule.rule, _strong(delta, found.adjusted[rule.rule] <= level))
+    intervals = [tests.interval(np.full(len(p), alpha)), tests.interval(found.levels)]
+    inside = tests.equivalence(alpha)
+    (low, high), (low_fdr, high_fdr), (eq_low, eq_high) = (
+        tuple(np.where(bounded, side, np.nan) for side in pair) for pair in (*intervals, inside)
+    )
+    same = (eq_low > -rule.margin) & (eq_high < rule.margin)
+    if settled is not None and race is not None:
+        same = raced_names(settled, race.rule, rule, names, same)
         for i, reason in enumerate(reasons):
             hypothesis = block.candidates[i].group != "canary"
-            reasons[i] = reason or _why(settled, i, ended if hypothesis else "canaries run along")
-    verdict = names[rule]
+            reasons[i] = reason or why(
+                settled, i, race.ended if hypothesis else "canaries run along"
+            )
+    verdict = names[rule.rule]
 
-    # The level that one more discovery would have to reach.
-    family = int(counted.sum()) if m_planned is None else m_planned
-    found = int((bh[counted] <= level).sum())
-    share = 1.0 if rule == "nominal" else min(1.0, (found + 1) / max(family, 1))
     units = np.maximum(tally.n, 1)
     base = np.where(tally.n > 0, block.base / units, np.nan)
+    seen = smallest_effects(block, alpha if rule.rule == "nominal" else found.next)
+    seen = np.where(testable, seen, np.nan)
+    for i in np.flatnonzero(testable & np.isnan(seen)):
+        reasons[i] = reasons[i] or "no possible loss would be seen with 80 % power"
+    carriers = carrying(tally.values, tally.counts)
+    called = np.array(
+        [{a, b} != {"neutral"} for a, b in zip(verdict, names["nominal"], strict=True)]
+    )
+    counts = {name: values for name, values in block.counts.items() if name in COLUMNS}
+    bounds = {
+        name: np.where(tally.n > 0, total / max(block.planned, 1), np.nan)
+        for name, total in block.sums.items()
+    }
     columns: dict[str, Any] = {
         "benchmark": [block.name] * len(p),
         "candidate": [c.name for c in block.candidates],
         "group": [c.group for c in block.candidates],
+        "family": [c.family for c in block.candidates],
         "token_ids": [list(c.token_ids) for c in block.candidates],
         "tokens": [list(c.tokens) for c in block.candidates],
         "pass1_baseline": base,
@@ -266,11 +242,17 @@ def _judge(
         "delta": delta,
         "ci_low": low,
         "ci_high": high,
+        "ci_low_fdr": low_fdr,
+        "ci_high_fdr": high_fdr,
+        "eq_low": eq_low,
+        "eq_high": eq_high,
         "p_value": p,
-        "p_adjusted": bh,
-        "p_holm": holm,
-        "p_by": by,
-        "mde": np.where(testable, mde_of_tally(tally, alpha * share), np.nan),
+        "p_adjusted": found.adjusted["fdr"],
+        "p_holm": found.adjusted["holm"],
+        "p_by": found.adjusted["by"],
+        "p_bounded": np.where(testable & (settled is None), bounded_p(tally), np.nan),
+        "testable": found.inside,
+        "mde": seen,
         "verdict": verdict,
         "verdict_nominal": names["nominal"],
         "verdict_fdr": names["fdr"],
@@ -278,8 +260,12 @@ def _judge(
             "effect" if v != "neutral" else "equivalent" if inside else "undetermined"
             for v, inside in zip(verdict, same.tolist(), strict=True)
         ],
-        **block.counts,
+        "equivalent": same,
+        **counts,
+        **bounds,
         "n_differing_cells": block.counts["won"] + block.counts["lost"],
+        "n_carrying": carriers,
+        "few_carry": called & (carriers <= FEW),
         "settled_round": [0] * len(p) if settled is None else settled.settled_round,
         "settled_as": [""] * len(p) if settled is None else list(settled.status),
         "reason": reasons,
@@ -287,41 +273,8 @@ def _judge(
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in columns.items()}
 
 
-def _why(settled: Settlement, candidate: int, ended: str) -> str:
-    """What settled a candidate, or that nothing did."""
-    shown = {
-        "pillar": "a loss",
-        "stumbling_block": "a gain",
-        "equivalent": "an effect inside the margin",
-    }.get(settled.status[candidate])
-    round_ = int(settled.settled_round[candidate])
-    if settled.status[candidate] == "futile":
-        chance = settled.chance[candidate]
-        return f"futile: after round {round_} the chance of seeing an effect was {chance:.2g}"
-    if shown is None:
-        open_ = f"open after round {int(settled.rounds[candidate])}"
-        return f"{open_}: {ended}" if ended else open_
-    return (
-        f"settled after round {round_}: evidence of {shown}, "
-        f"e = 10^{settled.log_evidence(candidate) / math.log(10):.1f}"
-    )
-
-
 def _strong(delta: NDArray[np.float64], significant: NDArray[np.bool_]) -> list[str]:
     return [
         "neutral" if not yes else "strong_pillar" if d < 0 else "strong_stumbling_block"
         for d, yes in zip(delta.tolist(), significant.tolist(), strict=True)
     ]
-
-
-def _counted(candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
-    return np.array([c.group != "canary" for c in candidates], dtype=np.bool_)
-
-
-def _rounds(cube: GradeCube, done: int | Mapping[str, int] | None) -> int:
-    if isinstance(done, int):
-        return done
-    if done is not None and cube.benchmark in done:
-        return done[cube.benchmark]
-    played = np.flatnonzero((cube.baseline >= 0).any(axis=0))
-    return int(played[-1]) + 1 if len(played) else 0
