@@ -242,7 +242,8 @@ def test_evidence_over_benchmarks_pools_and_lets_no_small_one_be_overruled() -> 
     on_small[1, :6, 0] = 0  # a pillar of the small one alone, p = .03
     on_small[2, :5] = 0  # not significant, but a loss of .17
     on_big[3][on_big[3] == 1] = rng.random((on_big[3] == 1).sum()) > 0.06
-    frame = build_verdicts([cube_of(big, on_big, name="big"), cube_of(small, on_small, name="s")])
+    cubes = [cube_of(big, on_big, name="big"), cube_of(small, on_small, name="s")]
+    frame = build_verdicts(cubes, planned=200)
     rows = frame[frame.benchmark == "pooled"]
     assert rows.equivalent.tolist() == [True, True, True, False]
     assert frame[frame.benchmark == "s"].evidence.tolist()[0] == "undetermined"
@@ -250,7 +251,6 @@ def test_evidence_over_benchmarks_pools_and_lets_no_small_one_be_overruled() -> 
     assert rows.evidence_overall.tolist()[3] == "effect"
     # A race has no pooled test: the benchmark that can show the margin has to.
     rule = VerdictRule()
-    cubes = [cube_of(big, on_big, name="big"), cube_of(small, on_small, name="s")]
     race = Race(rule, {"big": 3, "s": 3}, {"big": 3, "s": 3})
     raced = build_verdicts(cubes, rule, race=race)
     same = raced[raced.benchmark == "big"].equivalent.to_numpy()
