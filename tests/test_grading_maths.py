@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,72 @@ def test_case(case: dict[str, Any]) -> None:
     options = {k: case[k] for k in ("integer", "finished", "think_open") if k in case}
     grade = grade_maths(gold=case["gold"], response=case["response"], **options)
     assert (grade.correct, grade.status) == (case["correct"], case["status"])
+
+
+def _kinds() -> list[tuple[str, dict[str, Any]]]:
+    """The neighbours of faults, a file for each kind: a gold answer, right and wrong answers."""
+    files = sorted((Path(__file__).parent / "data" / "maths").glob("*.json"))
+    return [(f.stem, group) for f in files for group in json.loads(f.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"), _kinds(), ids=lambda c: c if isinstance(c, str) else c["gold"]
+)
+def test_kind(kind: str, group: dict[str, Any]) -> None:
+    graded = {
+        answer: grade_maths(
+            gold=group["gold"],
+            response=rf"So it is $\boxed{{{answer}}}$.",
+            integer=group.get("integer", False),
+        ).correct
+        for answer in [*group["right"], *group["wrong"]]
+    }
+    assert [a for a in group["right"] if not graded[a]] == []
+    assert [a for a in group["wrong"] if graded[a]] == []
+
+
+def test_the_pairs_that_were_tried() -> None:
+    path = DATA / "maths_pairs.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here")
+    pairs = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    wrong = [
+        pair
+        for pair in pairs
+        if grade_maths(gold=pair["answer"], response=pair["response"]).correct != pair["right"]
+    ]
+    assert len(pairs) >= 132
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ",
+        "\n",
+        "{",
+        "}",
+        "\\",
+        "$",
+        "7",
+        "\\[",
+        "\\boxed{",
+        "\\boxed{1} ",
+        "is ",
+        "answer to ",
+        "\n ",
+        "= ",
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), (r"\boxed{7}", ""), ("The answer is ", "x"), ("$$ 7", "7")]
+)
+def test_long_responses_are_graded_in_time(text: str, before: str, after: str) -> None:
+    """A response that degenerates is wrong, not missing: nothing that reads it is quadratic."""
+    began = time.process_time()
+    grade_maths(gold="7", response=before + text * (1_000_000 // len(text)) + after)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("name", ["math500", "aime24", "aime25", "hmmt25"])

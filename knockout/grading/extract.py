@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import re
+
+from knockout.grading.latex import group
 
 __all__ = ["last_answer"]
 
@@ -12,14 +15,20 @@ _MARKER = re.compile(
     r"(?:final\s+)?answer(?:\s+is|\s*[:=]|\s+(?:equals|to\s+[^.:\n]{1,60}?\s+is))\s*:?\s*",
     re.IGNORECASE,
 )
-_MATHS = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<!\\)\$((?:\\.|[^$\\\n])+)\$|\\\((.+?)\\\)", re.DOTALL
-)
+_DELIMITER = re.compile(r"\$\$|\\\[|\\\]|\\\(|\\\)|\\.|\$|\n", re.DOTALL)
+_CLOSING = {"$$": "$$", r"\[": r"\]", r"\(": r"\)", "$": "$"}
 _CONCLUSION = re.compile(r"(?:\b(?:is|are|equals)\b|=|:)\s*(?P<value>[^=:\s][^=:]*)$")
 # A sentence ends with a full stop that is not part of a decimal.
 _SENTENCE_END = re.compile(r"\.(?=\s|$)|\n")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\b")
 _LONGEST = 400
+# Patterns with two runs of white space, or two searches for one end, would be quadratic in a
+# response that degenerates into blanks: long runs are shortened, and searches have an end.
+_BLANKS = re.compile(r"\s{3,}")
+_LONGEST_LINE = 1_000
+_LONGEST_BOX = 2_000
+_LONGEST_GAP = 60
+_MOST_BOXES = 60
 
 
 def last_answer(text: str) -> str | None:
@@ -37,14 +46,16 @@ def last_answer(text: str) -> str | None:
     >>> last_answer("12 apples and 7 pears") is None
     True
     """
+    text = _BLANKS.sub(lambda m: "\n\n" if "\n" in m[0] else " ", text)
     boxes = list(_BOX.finditer(text))
-    found = _from_boxes(text, boxes) if boxes else _without_box(text)
+    found = _from_boxes(text, boxes[-_MOST_BOXES:]) if boxes else _without_box(text)
     if found is None or not found.strip() or len(found) > _LONGEST:
         return None
     return found.strip()
 
 
 def _from_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
+    """The contents of the boxes that end the text's last row of boxes, outer ones only."""
     contents: list[str] = []
     begin_of_next = 0
     for match in reversed(boxes):
@@ -52,7 +63,13 @@ def _from_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
         if not contents:
             if content is None:
                 return None
-        elif content is None or not _BETWEEN_BOXES.fullmatch(text[end:begin_of_next]):
+        elif content is not None and end > begin_of_next:  # the boxes so far stand inside of it
+            contents = []
+        elif (
+            content is None
+            or begin_of_next - end > _LONGEST_GAP
+            or not _BETWEEN_BOXES.fullmatch(text[end:begin_of_next])
+        ):
             break
         if content is not None and content not in contents:
             contents.insert(0, content)
@@ -63,35 +80,53 @@ def _from_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
 def _box_content(text: str, match: re.Match[str]) -> tuple[str | None, int]:
     if match["bare"]:
         return match["bare"], match.end()
-    depth = 1
-    for i in range(match.end(), len(text)):
-        if text[i - 1] == "\\":
-            continue
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return text[match.end() : i], i + 1
-    return None, len(text)
+    begin = match.end() - 1
+    found = group(text[begin : begin + _LONGEST_BOX], 0)
+    return (found[0], begin + found[1]) if found else (None, len(text))
 
 
 def _without_box(text: str) -> str | None:
     text = text.replace("**", "").replace("__", "").strip()
     markers = list(_MARKER.finditer(text))
     if markers:
-        rest = text[markers[-1].end() :]
-        maths = _MATHS.match(rest.lstrip())
-        if maths:
-            return _right_side(_inside(maths))
+        rest = text[markers[-1].end() :].lstrip()
+        maths = _maths(rest)
+        if maths and maths[0][0] == 0:
+            return _right_side(maths[0][1])
         return _plain(_SENTENCE_END.split(rest, maxsplit=1)[0])
-    maths_found = list(_MATHS.finditer(text))
-    if maths_found:
-        return _right_side(_inside(maths_found[-1]))
+    maths = _maths(text)
+    if maths:
+        return _right_side(maths[-1][1])
     last_line = text.splitlines()[-1].strip().removesuffix(".") if text else ""
-    conclusion = _CONCLUSION.search(last_line)
+    conclusion = _CONCLUSION.search(last_line[-_LONGEST_LINE:])
     return _plain(conclusion["value"] if conclusion else last_line)
 
 
-def _inside(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None)
+def _maths(text: str) -> list[tuple[int, str]]:
+    r"""Where maths between `$$`, `\[`, `\(` or `$` (within a line) begins, and what it says."""
+    marks = [(match.start(), match[0]) for match in _DELIMITER.finditer(text)]
+    ends: dict[str, list[int]] = {}
+    for n, (_, mark) in enumerate(marks):
+        ends.setdefault(mark, []).append(n)
+    found: list[tuple[int, str]] = []
+    n = 0
+    while n < len(marks):
+        at, mark = marks[n]
+        closing = ends.get(_CLOSING.get(mark, ""), [])
+        place = bisect.bisect_right(closing, n)
+        n += 1
+        if place == len(closing):
+            continue
+        begin, end = at + len(mark), marks[closing[place]][0]
+        if mark == "$":
+            lines = ends.get("\n", [])
+            line = bisect.bisect_right(lines, n - 1)
+            if line < len(lines) and marks[lines[line]][0] < end:
+                continue
+        if begin < end:
+            found.append((at, text[begin:end]))
+            n = closing[place] + 1
+    return found
 
 
 def _right_side(maths: str) -> str:
@@ -100,6 +135,8 @@ def _right_side(maths: str) -> str:
 
 def _plain(words: str) -> str | None:
     """Keeps an expression, one word, or a number with its unit; refuses prose."""
+    if len(words) > _LONGEST_LINE:
+        return None
     words = words.strip().strip("*").removesuffix(".")
     digits = re.search(r"\d", words)
     n_words = len(_WORD.findall(words))

@@ -10,8 +10,8 @@ __all__ = ["Grade", "Status", "answer_part"]
 
 Status = Literal["ok", "unparsed", "incomplete", "timeout", "error"]
 
-_SPECIAL_END = re.compile(
-    r"(?:\s*(?:<\|(?:im_end|endoftext|eot_id|end_of_text|end|eom_id)\|>|</s>|<eos>|<end_of_turn>))+\s*$"
+_ENDS = re.compile(
+    r"(?:<\|(?:im_end|endoftext|eot_id|end_of_text|end|eom_id)\|>|</s>|<eos>|<end_of_turn>)$"
 )
 
 
@@ -50,7 +50,7 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
     >>> answer_part("<think>hm", think_end="</think>") is None
     True
     """
-    text = _SPECIAL_END.sub("", response)
+    text = _without_ends(response)
     if not think_end:
         return text
     _, closed, rest = text.rpartition(think_end)
@@ -59,4 +59,12 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
     opening = think_end.replace("/", "", 1)
     if think_open or (opening != think_end and opening in text):
         return None
+    return text
+
+
+def _without_ends(text: str) -> str:
+    """The text without end-of-text markers behind it; the white space before them goes as well."""
+    bare = text.rstrip()
+    while match := _ENDS.search(bare, max(0, len(bare) - 32)):
+        text = bare = bare[: match.start()].rstrip()
     return text

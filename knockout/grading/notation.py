@@ -1,15 +1,36 @@
-r"""How an answer is written: separators, mixed numbers, units, bases, words and brackets."""
+r"""How an answer is built: lists, sets, tuples, matrices, ratios, bases, words, units."""
 
 from __future__ import annotations
 
+import itertools
 import re
-import unicodedata
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from knockout.grading.environments import alignment, matrix
+from knockout.grading.latex import top_level
+from knockout.grading.rewrites import clean
+from knockout.grading.units import split_unit
 
 __all__ = ["Answer", "read"]
 
-Kind = Literal["scalar", "word", "base", "list", "set", "()", "(]", "[)", "[]"]
+Kind = Literal[
+    "scalar",
+    "word",
+    "base",
+    "ratio",
+    "time",
+    "list",
+    "set",
+    "matrix",
+    "row",
+    "()",
+    "(]",
+    "[)",
+    "[]",
+]
+_LONGEST = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +38,15 @@ class Answer:
     """An answer taken apart, not yet computed.
 
     Attributes:
-        kind: "scalar" (one expression), "word", "base" (a number in a named base), "list" (members
-            without brackets), "set" (members in braces), or a pair of brackets, where order counts.
+        kind: "scalar" (one expression), "word", "base" (a number in a named base), "ratio"
+            (a : b), "time" (of the day), "list" (members without brackets), "set" (members in
+            braces), "matrix" (of "row"s), or a pair of brackets, where order counts.
         text: The expression; for a base, its digits and the base.
         word: The answer as a lower-case word, for comparison with an answer that is a word.
-        items: The members of a list, set or tuple.
+        items: The members of a list, set, tuple, ratio, matrix or row.
         unit: Canonical unit, or "".
         name: Left side of "x = ...", or "".
+        relation: The whole "left = right", where the answer is one; or "".
     """
 
     kind: Kind
@@ -32,122 +55,228 @@ class Answer:
     items: tuple[Answer, ...] = ()
     unit: str = ""
     name: str = ""
+    relation: str = ""
 
 
-_SYMBOLS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ",
-    "²": "^2", "³": "^3", "€": r"\text{euros}", "√": r"\sqrt ", "\xa0": " ", "\u202f": " ",
-}  # fmt: skip
-_SPACES = re.compile(r"\\(?:quad|qquad|[;:> ])|~|\n")
-_WRAPPERS = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf)?|mbox|mathrm|mathbf|mathit)\b")
-# Text that is mathematics: a number, the constants e and i, a letter that is no unit.
-_TEXT_MATHS = re.compile(
-    r"(?<![\d})])(?<![\d})]\s)\\text\s*\{\s*([A-Za-z]|[-+]?\d[^{}]*)\s*\}|\\text\s*\{\s*([ei])\s*\}"
-)
-_MARKED_THOUSANDS = re.compile(
-    r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!]\s*|\{,\})\d{3})+(?!\d)"
-)
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,]| \d)")
-_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_PLAIN_WORD = re.compile(r"[A-Za-z]{3,}(?:[ '-][A-Za-z]+)*")
+_TEXT_WORD = re.compile(r"\\text\s*\{([^{}]*[A-Za-z][^{}]*)\}")
+_COMMA_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,]| \d)")
 _MIXED = re.compile(r"(?<![\d.^_{])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 _MIXED_PLAIN = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _SPLIT_NUMBER = re.compile(r"[\d.]\s+\.?\d")
-_BASE = re.compile(r"(-?)([0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(\d+)\}?")
-_NAME = re.compile(r"\s*([A-Za-z]\w{0,2}(?:\([a-z]\))?)\s*(?:=|\\in\b)\s*(?!=)(.+)", re.DOTALL)
-_PLAIN_WORD = re.compile(r"[A-Za-z]{3,}(?:[ '-][A-Za-z]+)*")
-_TEXT_WORD = re.compile(r"\\text\s*\{([^{}]*[A-Za-z][^{}]*)\}")
-_UNIT = re.compile(
-    r"(?P<value>.*?[\d})!a-z])\s*(?:(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)(?P<degree>)"
-    r"|\\?%(?P<percent>)|\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\{?[23]\}?)?)\s*",
+_NAME = re.compile(
+    r"\s*((?:[A-Za-z]\w{0,2}|\\[a-z]+)(?:_\{?\w+\}?)?'?(?:\([a-z]\))?)\s*(?:=|\\in\b|\\equiv\b)"
+    r"\s*(?!=)(.+)",
     re.DOTALL,
 )
-_PLAIN_UNIT = re.compile(
-    r"(?P<value>.*[\d})])\s*(?P<unit>[A-Za-z]{1,12}(?: [a-z]+)*)(?P<power>\^\{?[23]\}?)?"
+# Left sides that say what a value is of, and are no variable.
+_LABEL = re.compile(
+    r"\s*(?:(?:m\s*)?\\angle.*|\\text\s*\{.*|\\(?:overline|overrightarrow|vec|triangle|hat)\b.*"
+    r"|\|\s*[A-Z]{2}\s*\||\[\s*[A-Z]{3,}\s*\]|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)|P\s*\(.*\)"
+    r"|\\Pr\s*\(.*\)|[A-Z]{3,}|[A-Za-z]\s*\(\s*-?\d+\s*\)|\\(?:vec|mathbf)\s*\{\w\})\s*"
 )
-_FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm)\b")
-_UNITS = {
-    "degree": "degree deg", "%": "percent percentage pct", "dollar": "usd", "cent": "¢", "euro": "",
-    "hour": "hr h", "minute": "min", "second": "sec s", "day": "", "week": "", "month": "",
-    "year": "yr", "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
-    "km": "kilometer kilometre", "inch": "inche in", "foot": "feet ft", "yard": "yd", "mile": "mi",
-    "g": "gram", "kg": "kilogram", "pound": "lb", "liter": "litre l", "mph": "",
-    "unit": "", "square unit": "",
+_BASES = {
+    "two": 2, "binary": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
+    "octal": 8, "nine": 9, "ten": 10, "decimal": 10, "eleven": 11, "twelve": 12, "thirteen": 13,
+    "fourteen": 14, "fifteen": 15, "sixteen": 16, "hexadecimal": 16, "hex": 16,
 }  # fmt: skip
-_ALIASES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
-_ALIASES["miles per hour"] = "mph"
+_DIGITS = r"(-?)\s*\(?\s*(?:\\text\s*\{\s*)?([0-9A-Za-z]*\d[0-9A-Za-z]*)\s*\}?\s*\)?"
+_NUMERAL = (
+    rf"(?:\\text\s*\{{)?\s*\(?\s*(?:base\s*-?\s*\}}?\s*)?(\d+|{'|'.join(_BASES)})\s*\)?\s*\}}?"
+)
+_BASE = re.compile(
+    rf"{_DIGITS}\s*(?:_\s*\{{?\s*{_NUMERAL}\s*\}}?"
+    rf"|[,\s]*\(?\s*(?:\\text\s*\{{)?\s*[,(]?\s*(?:in\s+)?base[\s-]*\}}?\s*{_NUMERAL}\s*\)?)",
+    re.IGNORECASE,
+)
+_TIME = re.compile(
+    r"\s*(\d{1,2})(?:\s*:\s*(\d\d))?\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?\s*", re.IGNORECASE
+)
+_CHOICE = re.compile(r"\s*\\(?:text|textbf|mathbf|mathrm|textrm)\s*\{\s*\(?([A-Z])\)")
+_MODULUS = re.compile(
+    r"(.*?[\w})])\s*\(?\s*(?:\\pmod|\\bmod|\\mod|\\text\s*\{\s*\(?\s*mod\s*\}|\bmod)(?![a-z])\s*"
+    r"\{?\s*(\\?\w+)\s*\}?\s*\)?",
+    re.DOTALL,
+)
 
 
-def read(latex: str) -> Answer | None:
+def read(latex: str, *, as_text: bool = False) -> Answer | None:
     r"""Takes an answer apart; None where it cannot be an answer.
+
+    Args:
+        latex: The answer, without dollar signs.
+        as_text: Whether what cannot be taken apart is a word rather than None.
 
     >>> read(r"1\,000\,000").text, read(r"2 1/2").text, read("3 hours").unit
     ('1000000', '(2+\\frac{1}{2})', 'hour')
     >>> read(r"\{1,2\}").kind, read("(1,2)").kind, read("1, 2").kind
     ('set', '()', 'list')
     """
-    text = _clean(latex)
-    return _read(text) if text else None
-
-
-def _clean(latex: str) -> str:
-    text = "".join(_SYMBOLS.get(c) or _vulgar(c) for c in latex)
-    text = re.sub(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![a-z])", "", text)
-    text = _WRAPPERS.sub(r"\\text", text)
-    text = re.sub(r"\\(?:d|t|c)frac", r"\\frac", text)
-    text = re.sub(r"\s*(?:,\s*)?(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*", ", ", text)
-    text = _MARKED_THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    text = _SPACES.sub(" ", text)
-    text = re.sub(r"\\[,!]|(?<!\\)\$", "", text)
-    text = _TEXT_MATHS.sub(lambda m: m[1] or m[2], text)
-    text = _FRACTION.sub(lambda m: rf"\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", text)
-    text = re.sub(r"\bpi\b(?<!\\pi)", r"\\pi ", text)
-    return re.sub(r"(?:\s|(?<=[\d\w})])\.)+$", "", text.strip())
-
-
-def _vulgar(character: str) -> str:
-    if unicodedata.category(character) != "No":
-        return character
-    numerator, bar, denominator = unicodedata.normalize("NFKC", character).partition("\u2044")
-    return rf"\frac{{{numerator}}}{{{denominator}}}" if bar else character
+    text = clean(latex) if len(latex) <= _LONGEST else ""
+    found = _read(text) if text else None
+    if found and (choice := _CHOICE.match(latex)):  # "(C) 12" is both
+        found = replace(found, word=choice[1].lower())
+    if found is None and as_text and latex.strip():
+        return Answer("word", word=_as_word(text or latex))
+    return found
 
 
 def _read(text: str) -> Answer | None:
-    if text.count("{") != text.count("}"):
+    text = text.strip()
+    if text.replace(r"\{", "").count("{") != text.replace(r"\}", "").count("}"):
         return None
-    name = ""
-    if (named := _NAME.fullmatch(text)) and len(_split(text)) == 1 and "=" not in named[2]:
-        name, text = named[1].replace(" ", ""), named[2].strip()
-    word = _as_word(text)
+    if (aligned := alignment(text)) is not None:
+        return _read(aligned)
+    for form in _FORMS:
+        found = form(text)
+        if found is not None:
+            return found
+    return _terms(text)
+
+
+def _related(text: str) -> Answer | None:
+    r"""`x = ...`, `a = b = ...`, `... \approx ...`: the value, and of what."""
+    signs = [(at, t) for at, t in top_level(text) if t in ("=", r"\approx", r"\in", r"\equiv")]
+    if not signs or len(_split(text)) > 1:
+        return None
+    if (about := next((at for at, t in signs if t == r"\approx"), None)) is not None:
+        left, right = text[:about].strip(), text[about + len(r"\approx") :].strip()
+        of_a_name = not left or ("=" not in left and _NAME.fullmatch(f"{left}=1"))
+        return _read(right if of_a_name else left)
+    equals = [at for at, t in signs if t == "="]
+    named = _NAME.fullmatch(text)
+    if len(equals) > 1 and not re.search(r"[<>]|\\[lg]eq?\b", text):
+        value = _read(text[equals[-1] + 1 :])
+        name = named[1].replace(" ", "") if named else ""
+        return replace(value, name=name) if value and name else value
+    if named:
+        value = _read(named[2])
+        relation = text if equals else ""
+        name = named[1].replace(" ", "")
+        return replace(value, name=name, relation=relation) if value and not value.name else value
+    if equals and _LABEL.fullmatch(text[: equals[0]]):
+        return _read(text[equals[0] + 1 :])
+    return None
+
+
+def _word(text: str) -> Answer | None:
     if _TEXT_WORD.fullmatch(text) or _PLAIN_WORD.fullmatch(text):
-        return Answer("word", word=word)
-    if based := _BASE.fullmatch(text):
-        sign, digits, base = based.groups()
-        if base != "10":
-            return Answer("base", f"{sign}{digits.lstrip('0').upper()}_{base}", word, name=name)
-        text = sign + digits
+        # Of "The function is even", the last word counts.
+        said = re.fullmatch(r"(?:the|this|it)\b.*\b(?:is|are)\s+(.+)", _as_word(text))
+        return Answer("word", word=said[1] if said else _as_word(text))
+    return None
+
+
+def _time(text: str) -> Answer | None:
+    """A time of the day with a.m. or p.m.; `text` is minutes after midnight."""
+    if not (match := _TIME.fullmatch(text)):
+        return None
+    hour, minute = int(match[1]), int(match[2] or 0)
+    if not 1 <= hour <= 12 or minute > 59:
+        return None
+    of_day = hour % 12 + (12 if match[3].lower() == "p" else 0)
+    return Answer("time", str(60 * of_day + minute), _as_word(text))
+
+
+def _modulus(text: str) -> Answer | None:
+    r"""`25 \pmod{1000}`: the modulus is a unit, which may be missing but must not differ."""
+    if not (match := _MODULUS.fullmatch(text)):
+        return None
+    value = _read(match[1])
+    return replace(value, unit=f"mod {match[2]}") if value and value.kind == "scalar" else None
+
+
+def _base(text: str) -> Answer | None:
+    if not (match := _BASE.fullmatch(text)):
+        return None
+    sign, digits, *named = match.groups()
+    base = next(name for name in named if name).lower()
+    base = str(_BASES.get(base, base))
+    if base == "10":
+        return _read(sign + digits)
+    if not digits.isdecimal() and not digits.isupper() and text.count("(") == 0:
+        digits = digits.upper() if base == "16" else digits
+    return Answer("base", f"{sign}{digits.lstrip('0').upper() or '0'}_{base}", _as_word(text))
+
+
+def _ratio(text: str) -> Answer | None:
+    places = [at for at, token in top_level(text) if token == ":"]
+    if not places:
+        to = re.fullmatch(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)", text)
+        return _ratio(f"{to[1]}:{to[2]}") if to else None
+    ends = [-1, *places, len(text)]
+    parts = [text[a + 1 : b] for a, b in itertools.pairwise(ends)]
+    items = [_read(part) for part in parts]
+    if any(item is None or item.kind != "scalar" for item in items):
+        return None
+    return Answer("ratio", text.replace(" ", ""), _as_word(text), tuple(i for i in items if i))
+
+
+def _matrix(text: str) -> Answer | None:
+    cells = matrix(text)
+    if cells is None:
+        return None
+    rows = [[_read(cell) for cell in row] for row in cells]
+    if any(cell is None for row in rows for cell in row):
+        return None
+    made = tuple(Answer("row", items=tuple(c for c in row if c)) for row in rows)
+    return Answer("matrix", text, _as_word(text), made)
+
+
+def _bracketed(text: str) -> Answer | None:
     brackets = _brackets(text)
-    if brackets:
-        kind, inner = brackets
-        parts = _split(inner)
-        if len(parts) > 1 or kind == "set":
-            return _sequence(kind, parts, word, name, text)
-        if kind == "()" and not re.search(r"[-+]", inner):
-            return _read(inner)
-    text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text) if not brackets else text
+    if not brackets:
+        return None
+    kind, inner = brackets
+    parts = _split(inner)
+    if kind == "set" and not inner.strip():
+        return Answer("scalar", r"\emptyset ", _as_word(text))
+    builder = re.match(r"\s*([a-z])\s*(?:\\mid|\||:)\s*(.+)", inner, re.DOTALL)
+    if kind == "set" and builder and len(parts) == 1:  # {x | x > 3} is x > 3
+        return _read(builder[2])
+    if len(parts) > 1 or kind == "set":
+        return _sequence(kind, parts, _as_word(text), text)
+    if kind == "()" and not re.search(r"[-+]", inner):
+        return _read(inner)
+    return None
+
+
+_FORMS: tuple[Callable[[str], Answer | None], ...] = (
+    _word,
+    _base,
+    _time,
+    _modulus,
+    _related,
+    _matrix,
+    _bracketed,
+    _ratio,
+)
+
+
+def _terms(text: str) -> Answer | None:
+    """A list without brackets, or one expression with its unit."""
+    word = _as_word(text)
+    if not _brackets(text):
+        text = _COMMA_THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
     parts = _split(text)
     if len(parts) > 1:
-        return _sequence("list", parts, word, name, text)
-    text, unit = _split_unit(text)
+        return _sequence("list", parts, word, text)
+    text, unit = split_unit(text)
     text = _MIXED.sub(_proper, _MIXED_PLAIN.sub(_proper, text))
     if not text or _SPLIT_NUMBER.search(text):
         return None
     if r"\pm" in text:
-        return _sequence("list", [text.replace(r"\pm", sign, 1) for sign in "+-"], word, name, text)
-    return Answer("scalar", text, word, unit=unit, name=name)
+        other = text.replace(r"\mp", r"\PM")
+        signs = (
+            other.replace(r"\pm", "+").replace(r"\PM", "-"),
+            other.replace(r"\pm", "-").replace(r"\PM", "+"),
+        )
+        return _sequence("list", list(signs), word, text)
+    relation = text if any(token == "=" for _, token in top_level(text)) else ""
+    return Answer("scalar", text, word, unit=unit, relation=relation)
 
 
-def _sequence(kind: Kind, parts: list[str], word: str, name: str, text: str) -> Answer | None:
+def _sequence(kind: Kind, parts: list[str], word: str, text: str) -> Answer | None:
     items: list[Answer] = []
     for part in parts:
         item = _read(part)
@@ -156,7 +285,7 @@ def _sequence(kind: Kind, parts: list[str], word: str, name: str, text: str) -> 
         items += item.items if item.kind == "list" else (item,)
     if kind == "set" and len(items) == 1:
         return items[0]
-    return Answer(kind, text, word, tuple(items), name=name)
+    return Answer(kind, text, word, tuple(items))
 
 
 def _proper(match: re.Match[str]) -> str:
@@ -173,65 +302,42 @@ def _as_word(text: str) -> str:
 
 def _split(text: str) -> list[str]:
     """Splits at the commas and semicolons that stand outside all brackets."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += (c in "([{") - (c in ")]}")
-        if c in ",;" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return [part.strip() for part in parts if part.strip()]
+    places = [at for at, token in top_level(text) if token in ",;"]
+    ends = [-1, *places, len(text)]
+    parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
+    return [part for part in parts if part]
 
 
 def _brackets(text: str) -> tuple[Kind, str] | None:
     """Returns the kind and the inside, where one pair of brackets encloses everything."""
-    braces = text.startswith(r"\{") and text.endswith(r"\}")
-    body = text.replace(r"\{", "{").replace(r"\}", "}") if braces else text
-    if len(body) < 2 or body[0] not in ("{" if braces else "([") or body[-1] not in ")]}":
+    for opening, closing in ((r"\{", r"\}"), (r"\langle", r"\rangle")):
+        if text.startswith(opening) and text.endswith(closing):
+            inside = text[len(opening) : len(text) - len(closing)]
+            if _encloses(text):
+                return ("set" if opening == r"\{" else "()"), inside.strip()
+    if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]" or not _encloses(text):
         return None
-    depth = 0
-    for i, c in enumerate(body):
-        depth += (c in "([{") - (c in ")]}")
-        if depth == 0 and i < len(body) - 1:
-            return None
-    pairs: dict[str, Kind] = {"()": "()", "(]": "(]", "[)": "[)", "[]": "[]", "{}": "set"}
-    kind = pairs.get(body[0] + body[-1])
-    return (kind, body[1:-1].strip()) if kind else None
+    pairs: dict[str, Kind] = {"()": "()", "(]": "(]", "[)": "[)", "[]": "[]"}
+    return pairs[text[0] + text[-1]], text[1:-1].strip()
 
 
-def _split_unit(text: str) -> tuple[str, str]:
-    if text.startswith("\\$") or text.endswith("\\$"):
-        return text.replace("\\$", "").strip(), "dollar"
-    if match := _UNIT.fullmatch(text):
-        if match["degree"] is not None:
-            return match["value"].strip(), "degree"
-        if match["percent"] is not None:
-            return match["value"].strip(), "%"
-        return match["value"].strip(), _canonical(match["text"], match["power"])
-    if (match := _PLAIN_UNIT.fullmatch(text)) and _known(match["unit"]):
-        return match["value"].strip(), _canonical(match["unit"], match["power"])
-    return text, ""
+def _encloses(text: str) -> bool:
+    """Whether nothing stands outside the brackets that open first."""
+    return next(iter(top_level(text)), None) is None and not re.search(r"[)\]}][([{]", _flat(text))
 
 
-def _known(unit: str) -> bool:
-    # After a number, one letter is a variable (5 m may be 5 times m), but a word is what is counted.
-    if _canonical(unit, None).rstrip("^23") in _UNITS:
-        return len(unit) > 1
-    return len(unit.split()[0]) > 2 and not _FUNCTION.match(unit)
-
-
-def _canonical(unit: str, power: str | None) -> str:
-    words = unit.lower().replace(".", "").split()
-    exponent = re.sub(r"\D", "", power or "")
-    for word, value in (("square", "2"), ("sq", "2"), ("cubic", "3"), ("cu", "3")):
-        if word in words and len(words) > 1:
-            words.remove(word)
-            exponent = value
-    name = " ".join(words)
-    for form in (name, name.removesuffix("s"), name.removesuffix("es")):
-        if form in _ALIASES:
-            name = _ALIASES[form]
-            break
-    else:
-        name = name.removesuffix("s")
-    return f"{name}^{exponent}" if exponent else name
+def _flat(text: str) -> str:
+    """The outermost brackets alone."""
+    depth, kept = 0, []
+    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
+        if token in ("(", "[", "{", r"\{", r"\langle", r"\begin"):
+            kept.append(
+                token[-1] if depth == 0 and token[-1] in "([{" else "(" if depth == 0 else ""
+            )
+            depth += 1
+        elif token in (")", "]", "}", r"\}", r"\rangle", r"\end"):
+            depth -= 1
+            kept.append(
+                token[-1] if depth == 0 and token[-1] in ")]}" else ")" if depth == 0 else ""
+            )
+    return "".join(kept)

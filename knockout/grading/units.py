@@ -1,0 +1,75 @@
+r"""Units behind (or before) a number: what is counted is compared, not converted."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["split_unit"]
+
+_UNIT = re.compile(
+    r"(?P<value>.*?[\d})!a-z])\s*(?:(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)(?P<degree>)"
+    r"|\\?%(?P<percent>)|\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\{?[23]\}?)?)\s*",
+    re.DOTALL,
+)
+# m/s, kg·m² and the like, whose parts are texts of their own.
+_COMPOUND = re.compile(
+    r"(?P<value>.*?[\d})!])\s*\(?(?P<unit>\\frac\s*\{\s*\\text\s*\{[^{}]*\}\s*\}\s*\{\s*\\text\s*\{[^{}]*\}\s*\}"
+    r"|\\text\s*\{[^{}]*\}(?:\s*(?:\^\s*\{?-?\d\}?|/|\\cdot|\\times|\\text\s*\{[^{}]*\}))+)\)?\s*",
+    re.DOTALL,
+)
+_PLAIN_UNIT = re.compile(
+    r"(?P<value>.*[\d})])\s*(?P<unit>[A-Za-z]{1,12}(?: [a-z]+)*)(?P<power>\^\{?[23]\}?)?"
+)
+_FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm)\b")
+_UNITS = {
+    "degree": "degree deg", "%": "percent percentage pct", "dollar": "usd", "cent": "¢", "euro": "",
+    "hour": "hr h", "minute": "min", "second": "sec s", "day": "", "week": "", "month": "",
+    "year": "yr", "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
+    "km": "kilometer kilometre", "inch": "inche in", "foot": "feet ft", "yard": "yd", "mile": "mi",
+    "g": "gram", "kg": "kilogram", "pound": "lb", "liter": "litre l", "mph": "",
+    "unit": "", "square unit": "",
+}  # fmt: skip
+_ALIASES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
+_ALIASES["miles per hour"] = "mph"
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    if text.startswith("\\$") or text.endswith("\\$"):
+        return text.replace("\\$", "").strip(), "dollar"
+    if match := _UNIT.fullmatch(text):
+        if match["degree"] is not None:
+            return match["value"].strip(), "degree"
+        if match["percent"] is not None:
+            return match["value"].strip(), "%"
+        return match["value"].strip(), _canonical(match["text"], match["power"])
+    if match := _COMPOUND.fullmatch(text):
+        parts = re.sub(r"\\frac|\\text|\\cdot|\\times|[{}\s]", " ", match["unit"])
+        divided = match["unit"].startswith(r"\frac")
+        return match["value"].strip(), ("/" if divided else " ").join(parts.lower().split())
+    if (match := _PLAIN_UNIT.fullmatch(text)) and _known(match["unit"]):
+        return match["value"].strip(), _canonical(match["unit"], match["power"])
+    return text, ""
+
+
+def _known(unit: str) -> bool:
+    # After a number, one letter is a variable (5 m may be 5 times m), but a word is what is counted.
+    if _canonical(unit, None).rstrip("^23") in _UNITS:
+        return len(unit) > 1
+    return len(unit.split()[0]) > 2 and not _FUNCTION.match(unit)
+
+
+def _canonical(unit: str, power: str | None) -> str:
+    words = unit.lower().replace(".", "").split()
+    exponent = re.sub(r"\D", "", power or "")
+    for word, value in (("square", "2"), ("sq", "2"), ("cubic", "3"), ("cu", "3")):
+        if word in words and len(words) > 1:
+            words.remove(word)
+            exponent = value
+    name = " ".join(words)
+    for form in (name, name.removesuffix("s"), name.removesuffix("es")):
+        if form in _ALIASES:
+            name = _ALIASES[form]
+            break
+    else:
+        name = name.removesuffix("s")
+    return f"{name}^{exponent}" if exponent else name
