@@ -57,7 +57,7 @@ class Sweep(_Sweep):
         loaded = load_sweep(Path(path), sets)
         return cls.model_validate(loaded.model_dump(exclude_unset=True))
 
-    def run(self, out: str | Path, *, retry_failed: bool = False) -> Run:
+    def run(self, out: str | Path, *, retry_failed: bool = True) -> Run:
         """Runs the sweep, or goes on with it; shows how far it is, in notebooks too.
 
         Args:

@@ -55,8 +55,11 @@ def confirm(
         int | None, typer.Option("--run-seed", min=0, help="Draws the fresh seeds.")
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what the engine failed on.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--retry-failed/--keep-failed", help="Whether to try again what the engine failed on."
+        ),
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Tests a run's choice again on fresh seeds, and whole lists as one knockout."""

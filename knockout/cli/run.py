@@ -38,8 +38,11 @@ def run(
     ] = None,
     sets: Sets = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what the engine failed on.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--retry-failed/--keep-failed", help="Whether to try again what the engine failed on."
+        ),
+    ] = True,
     ray: Annotated[
         str | None,
         typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; sets engine.ray."),

@@ -13,9 +13,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from knockout.config.sweep import Sweep
+from knockout.config.urls import without_secrets
 from knockout.errors import UsageError
 
-__all__ = ["dump_sweep", "load_sweep", "parse_sweep"]
+__all__ = ["dump_sweep", "load_sweep", "parse_sweep", "sweep_record"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -64,9 +65,17 @@ def parse_sweep(text: str, name: str, base: Path, sets: Sequence[str] = ()) -> S
         raise UsageError(complaints) from None
 
 
-def dump_sweep(sweep: Sweep) -> str:
-    """Returns the resolved sweep as YAML that reads back to an equal sweep."""
+def sweep_record(sweep: Sweep) -> dict[str, Any]:
+    """The resolved sweep as JSON has it, without users and passwords of servers."""
     data = sweep.model_dump(mode="json")
+    if data["engine"]["urls"]:
+        data["engine"]["urls"] = [without_secrets(url) for url in data["engine"]["urls"]]
+    return data
+
+
+def dump_sweep(sweep: Sweep) -> str:
+    """Returns the resolved sweep as YAML that reads back to an equal sweep, secrets left out."""
+    data = sweep_record(sweep)
     for entry, dumped in zip(sweep.benchmarks, data["benchmarks"], strict=True):
         given = entry.model_dump(mode="json", exclude_unset=True)
         dumped.clear()

@@ -99,6 +99,9 @@ class EngineSettings(_Model):
     """Address of a Ray cluster: `auto`, `HOST:PORT` or `ray://HOST:PORT`; null starts one here."""
     hang_limit_s: Annotated[Number, Field(gt=0)] | None = handling(None)
     """Seconds after which an engine in an actor that shows no sign of life is replaced; null: 900."""
+    outage_limit_s: Annotated[Number, Field(ge=0)] | None = handling(None)
+    """Seconds to wait for servers that do not answer, with growing pauses; then the run stops, and
+    the same command goes on with it; null: 1800."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = outputs("auto")
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
     max_model_len: Count | None = outputs(None)

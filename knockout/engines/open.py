@@ -29,6 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "data_parallel": None,
     "ray": None,
     "hang_limit_s": None,
+    "outage_limit_s": None,
     "options": {},
 }
 _VLLM_ONLY = (
@@ -74,7 +75,7 @@ def open_engine(
         settings: The `engine` section of a sweep: an object with the attributes `kind`, `dtype`,
             `device`, `max_model_len`, `max_num_seqs`, `gpu_memory_utilization`,
             `tensor_parallel_size`, `block_size`, `kv_cache_gib`, `enforce_eager`, `urls`,
-            `data_parallel`, `ray`, `hang_limit_s` and `options` (see `config.EngineSettings`).
+            `data_parallel`, `ray`, `hang_limit_s`, `outage_limit_s` and `options` (see `config.EngineSettings`).
             A missing one keeps the engine's own default.
         seed: The engine's own; the noise of requests comes from their own seeds.
         trust_remote_code: Whether code that comes with the model may run; also an entry of
@@ -98,10 +99,12 @@ def open_engine(
     given = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     given.update(trust_remote_code=trust_remote_code, cache_dir=cache_dir, options=options)
     if asked == "ray" or address is not None or (n_engines or 1) > 1:
+        given.pop("outage_limit_s", None)
         return _open_ray(model, kind, n_engines, address, seed, given)
     given.pop("hang_limit_s", None)
     if kind == "server":
         return _open_server(model, given)
+    given.pop("outage_limit_s", None)
     if "urls" in given:
         raise UsageError(f"engine.urls: only engine.kind: server has this, and it is {kind}")
     if kind == "vllm":

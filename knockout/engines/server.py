@@ -5,6 +5,8 @@ The servers were started by somebody else, with our processor inside; see docs/h
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -14,11 +16,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from knockout.engines.answers import Piece
 from knockout.engines.base import Completion, EngineInfo, Request, generate, to_extra_args
 from knockout.engines.canary import check_bans_hold
+from knockout.engines.fingerprint import Fingerprint, probe_ids
 from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
@@ -31,14 +32,24 @@ __all__ = ["ServerEngine"]
 
 _FLAG = "--logits-processors knockout.processors.vllm:KnockoutProcessor"
 _PROBE = "Knock, knock.\n\nWho's there? x² + 1 = 0"
-_TRIES = 6
+# Failures of one request, by servers that answered a probe between them, after which it is set
+# aside.
+_TRIES = 4
 _FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+# How long servers may be out before the engine stops; at its start less.
+_OUTAGE_LIMIT_S = 1800.0
+_START_LIMIT_S = 30.0
+# A server that was just probed is not probed again.
+_PROBED_S = 1.0
 # Cells whose server is remembered; a fork follows its baseline within seconds.
 _MOST_HOMES = 65_536
 # A log-probability that JSON carries in the place of −∞.
 _NEVER = -9000.0
 
-_Answer = dict[str, Any] | Refused | Unavailable
+_Answer = Piece | Refused | Unavailable
+
+log = logging.getLogger("knockout")
 
 
 class ServerEngine:
@@ -47,7 +58,9 @@ class ServerEngine:
     A cell's requests (same prompt, same seed) go to one server, whose prefix cache holds their
     common part; new cells go to the server with the least to do. What a server fails on is tried
     again with growing pauses, on another server where there is one; the noise belongs to the
-    request, so that it makes no difference where it runs.
+    request, so that it makes no difference where it runs. Servers that are out are waited for; a
+    request is set aside only if servers fail on it that answer others. Every server must hold the
+    same weights, also when it comes back.
 
     Attributes:
         info: What runs.
@@ -63,6 +76,7 @@ class ServerEngine:
         urls: Sequence[str],
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
+        outage_limit_s: float = _OUTAGE_LIMIT_S,
         trust_remote_code: bool = False,
         cache_dir: Path | None = None,
         options: dict[str, Any] | None = None,
@@ -74,6 +88,7 @@ class ServerEngine:
             urls: Of the servers, for example ["http://127.0.0.1:8000"].
             max_model_len: Longest prompt plus trajectory; the servers' own limit by default.
             max_num_seqs: Requests in flight over all servers; 64 a server by default.
+            outage_limit_s: How long to wait for servers that are out, in seconds.
             trust_remote_code: Whether code that comes with the model may run here.
             cache_dir: Where the embedded model is unpacked.
             options: `model` (the served name), `timeout_s` (longest time for one completion; 3600
@@ -110,6 +125,14 @@ class ServerEngine:
         self._done: list[Completion] = []
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._only: int | None = None
+        self._outage_limit_s = outage_limit_s
+        self._out_since: float | None = None
+        self._told: Unavailable | None = None
+        self._told_out = False
+        self._fatal: KnockoutError | None = None
+        self._probes = [threading.Lock() for _ in self._servers]
+        self._probed = [(-math.inf, True) for _ in self._servers]
+        self._prints: list[Fingerprint] = []
         try:
             served = [self._served(server, wanted, wait_s) for server in self._servers]
             self._names = [one.name for one in served]
@@ -166,6 +189,7 @@ class ServerEngine:
                 f"engine.urls: {server.url} serves {self._names[index]!r}, whose token ids are not "
                 f"those of {self.info.model!r}; serve the sweep's model"
             )
+        self._check_weights(index)
         self._only = index
         try:
             self._check_logprobs(server)
@@ -177,6 +201,33 @@ class ServerEngine:
             ) from error
         finally:
             self._only = None
+
+    def _check_weights(self, index: int) -> None:
+        """Refuses a server whose weights are not the first one's."""
+        server = self._servers[index]
+        try:
+            found = self._print_of(index)
+        except (Refused, Unavailable) as error:
+            raise KnockoutError(
+                f"engine.urls: {error}; expected a vLLM server that gives prompt_logprobs"
+            ) from None
+        self._prints.append(found)
+        if not found.agrees(self._prints[0]):
+            raise UsageError(
+                f"engine.urls: {server.url} and {self._servers[0].url} serve different weights "
+                f"(log-probabilities of the same prompt differ by {found.difference(self._prints[0]):.2g}"
+                " in the median); serve one model from all of them"
+            )
+
+    def _print_of(self, index: int) -> Fingerprint:
+        probe = probe_ids(self.info.vocab_size)
+        values = self._servers[index].prompt_logprobs(self._names[index], probe)
+        return Fingerprint(tuple(values), "server")
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """What the weights of each server are, by its address."""
+        urls = (server.url for server in self._servers)
+        return dict(zip(urls, self._prints, strict=True))
 
     def _check_logprobs(self, server: Server) -> None:
         """Log-probabilities must be those before the processors: forks are found from them."""
@@ -219,8 +270,9 @@ class ServerEngine:
         """Waits a moment for answers; returns what finished.
 
         Raises:
-            KnockoutError: No server answers any more.
+            KnockoutError: No server has answered for `outage_limit_s`, or one holds other weights.
         """
+        self._check_outage()
         done, self._done = self._done, []
         wait_s = 0.0 if done else 0.05
         while self._paths:
@@ -244,24 +296,28 @@ class ServerEngine:
         self._paths.clear()
         self._done.clear()
 
+    def _check_outage(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        if not self._paths or self._out_since is None:
+            return
+        limit = self._outage_limit_s if self._only is None else _START_LIMIT_S
+        out_s = time.monotonic() - self._out_since
+        if out_s > limit:
+            raise KnockoutError(
+                f"no server has answered for {out_s:.0f} s, with {len(self._paths)} requests in "
+                f"flight; the last said: {self._told}. What had finished is in the ledger: start "
+                "the servers again and give the same command (engine.outage_limit_s sets how long "
+                "to wait)"
+            )
+
     def _take(self, key: str, answer: _Answer) -> Completion | None:
         path = self._paths[key]
         if isinstance(answer, Refused) and answer.always:
             raise KnockoutError(f"{answer}. What had finished is in the ledger")
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refused | Unavailable):
             return self._paths.pop(key).completion("error", str(answer))
-        if isinstance(answer, Unavailable):
-            if not any(server.healthy() for server in self._servers):
-                raise KnockoutError(
-                    f"no server answers any more, with {len(self._paths)} requests in flight; the "
-                    f"last said: {answer}. Start them again; the same command goes on"
-                )
-            return self._paths.pop(key).completion("error", f"after {_TRIES} tries: {answer}")
-        choice = answer["choices"][0]
-        tokens = choice.get("token_ids")
-        if not tokens:
-            return self._paths.pop(key).completion("error", "the server returned no token ids")
-        finish = path.extend(tokens, *_top(choice, path.request.logprobs))
+        finish = path.extend(*answer)
         if finish is not None:
             return self._paths.pop(key).completion(finish)
         # Its own look at the stop strings ended it too early: it goes on from there.
@@ -336,27 +392,38 @@ class ServerEngine:
                 self._answer(*item)
 
     def _answer(self, key: str, home: int, body: dict[str, Any]) -> None:
-        """Sends one request until it is answered, refused, or has failed too often."""
+        """Sends one request until it is answered or refused, or is to blame for its failures."""
         answer: _Answer = Unavailable("the engine was closed")
-        index = home
+        index, failures, wait_s = home, 0, _FIRST_WAIT_S
         try:
-            for attempt in range(_TRIES):
-                if attempt and self._closing.wait(_FIRST_WAIT_S * 2 ** (attempt - 1)):
-                    return
+            while not self._closing.is_set():
                 server = self._servers[index]
                 try:
-                    answer = server.complete({**body, "model": self._names[index]})
-                    server.down = False
+                    answer = server.complete(
+                        {**body, "model": self._names[index]}, self.info.vocab_size
+                    )
+                    self._answers_again(index)
                     return
                 except Refused as refused:
                     answer = refused
                     return
                 except Unavailable as unavailable:
                     answer = unavailable
-                    server.down = not server.healthy()
-                    if self._only is None:
-                        with self._lock:
-                            index = self._least_busy(but=index)
+                    self._failed(unavailable)
+                    if self._is_well(index) and not unavailable.busy:
+                        failures += 1
+                        if failures == _TRIES:
+                            answer = Unavailable(
+                                f"failed {_TRIES} times on servers that answer others: {unavailable}"
+                            )
+                            self._answers_again(index)
+                            return
+                if self._only is None:
+                    with self._lock:
+                        index = self._least_busy(but=index)
+                if self._closing.wait(wait_s):
+                    return
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         except Exception as error:  # a thread must never lose a request
             answer = Unavailable(f"{type(error).__name__}: {error}")
         finally:
@@ -365,22 +432,43 @@ class ServerEngine:
                     self._servers[home].n_open -= 1
             self._answers.put((key, answer))
 
+    def _failed(self, why: Unavailable) -> None:
+        with self._lock:
+            self._told = why
+            if self._out_since is None:
+                self._out_since = time.monotonic()
 
-def _top(
-    choice: dict[str, Any], top: int
-) -> tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]:
-    """The highest log-probabilities of each step, best first: (n, top) ids and values.
+    def _answers_again(self, index: int) -> None:
+        with self._lock:
+            self._servers[index].down = False
+            if self._told_out and self._out_since is not None:
+                out_s = time.monotonic() - self._out_since
+                log.info("%s answers again after %.0f s", self._servers[index].url, out_s)
+            self._out_since, self._told_out = None, False
 
-    A step is a mapping from "token_id:17" to its log-probability, the emitted token first, whether
-    or not it is among the highest.
-    """
-    if not top:
-        return None, None
-    steps = choice["logprobs"]["top_logprobs"]
-    ids = np.empty((len(steps), top), dtype=np.int32)
-    logprobs = np.empty((len(steps), top), dtype=np.float32)
-    for n, step in enumerate(steps):
-        best = sorted(step.items(), key=lambda item: -item[1])[:top]
-        ids[n] = [int(name.removeprefix("token_id:")) for name, _ in best]
-        logprobs[n] = [value for _, value in best]
-    return ids, logprobs
+    def _is_well(self, index: int) -> bool:
+        """Whether a server that failed on a request answers a probe, with the run's weights."""
+        server = self._servers[index]
+        with self._probes[index]:
+            at, well = self._probed[index]
+            if time.monotonic() - at < _PROBED_S:
+                return well
+            try:
+                well = server.healthy()
+                found = self._print_of(index) if well else None
+            except (Refused, Unavailable):
+                well, found = False, None
+            if found is not None and not found.agrees(self._prints[0]):
+                well = False
+                self._fatal = KnockoutError(
+                    f"{server.url} serves other weights than it did when the run started. What had "
+                    "finished is in the ledger; serve those weights again and give the same command"
+                )
+            self._probed[index] = time.monotonic(), well
+            server.down = not well
+        if not well and all(other.down for other in self._servers) and not self._told_out:
+            self._told_out = True
+            log.warning(
+                "no server answers (%s); waiting up to %.0f s", self._told, self._outage_limit_s
+            )
+        return well

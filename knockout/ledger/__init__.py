@@ -7,6 +7,7 @@ from knockout.ledger.queries import CellOutcome, ForkOutcome, Outcome, Session, 
 from knockout.ledger.reading import Totals, grade_cubes, totals
 from knockout.ledger.rows import (
     INHERITED,
+    NO_ROOM,
     NOT_ASKED,
     AuditRow,
     BenchmarkRow,
@@ -21,6 +22,7 @@ from knockout.ledger.rows import (
 __all__ = [
     "INHERITED",
     "NOT_ASKED",
+    "NO_ROOM",
     "AuditRow",
     "BenchmarkRow",
     "CellKey",

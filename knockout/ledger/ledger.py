@@ -28,6 +28,7 @@ from knockout.ledger.place import Place
 from knockout.ledger.queries import BASELINE, Queries
 from knockout.ledger.rows import (
     INHERITED,
+    NO_ROOM,
     AuditRow,
     BenchmarkRow,
     CellKey,
@@ -276,8 +277,17 @@ class Ledger(Queries):
                 place = (*key, BASELINE if candidate is None else candidate)
                 update(db, "generation", {"extracted": safe_text(extracted)}, fork, place)
 
-    def forget_failures(self) -> int:
-        """Deletes what the engine failed on, so that it is owed again; returns how many rows."""
+    def forget_failures(self, *, last_seed_only: bool = False) -> int:
+        """Deletes what the engine failed on, so that it is owed again; returns how many rows.
+
+        A prompt that leaves no room for an answer was never given to the engine, and stays.
+
+        Args:
+            last_seed_only: Of the last seed that was begun alone.
+        """
+        failed = f"finish = 'error' AND grade <> '{NO_ROOM}'"
+        if last_seed_only:
+            failed += " AND seed = (SELECT MAX(seed) FROM cell)"
         with speaking(self.path), transaction(self._db) as db:
             n = 0
             # A cell without a baseline has neither forks nor audits.
@@ -285,11 +295,11 @@ class Ledger(Queries):
                 candidate = "-1" if table == "cell" else f"{table}.candidate"
                 db.execute(
                     "DELETE FROM generation WHERE EXISTS (SELECT 1 FROM"
-                    f" {table} WHERE finish = 'error' AND {table}.benchmark = generation.benchmark"
+                    f" {table} WHERE {failed} AND {table}.benchmark = generation.benchmark"
                     f" AND {table}.problem = generation.problem AND {table}.seed = generation.seed"
                     f" AND {candidate} = generation.candidate)"
                 )
-                n += db.execute(f"DELETE FROM {table} WHERE finish = 'error'").rowcount
+                n += db.execute(f"DELETE FROM {table} WHERE {failed}").rowcount
             return n + db.execute("DELETE FROM audit WHERE finish = 'error'").rowcount
 
     def note(self, key: str, value: str) -> None:

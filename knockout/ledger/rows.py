@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 __all__ = [
     "INHERITED",
     "NOT_ASKED",
+    "NO_ROOM",
     "AuditRow",
     "BenchmarkRow",
     "CellKey",
@@ -26,6 +27,10 @@ INHERITED = -1
 """Step of a knockout that is its baseline."""
 NOT_ASKED = -2
 """Step of a candidate that was settled before the cell, came after it, or whose baseline failed."""
+
+
+NO_ROOM = "no room"
+"""Status of a cell whose prompt leaves no room for an answer."""
 
 
 class CellKey(NamedTuple):

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from knockout._version import __version__
-from knockout.config.file import dump_sweep
+from knockout.config.file import dump_sweep, sweep_record
 from knockout.config.sweep import Sweep
+from knockout.config.urls import without_secrets
 from knockout.engines.base import Engine
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
@@ -34,6 +35,7 @@ from knockout.sweep.progress import Display
 from knockout.sweep.racing import race_rounds
 from knockout.sweep.scheduler import Scheduler
 from knockout.sweep.summary import summarise
+from knockout.sweep.weights import check_weights
 from knockout.tokens.checkpoint import resolve_model
 
 __all__ = ["Interrupted", "run_sweep", "start_engine"]
@@ -69,13 +71,14 @@ def start_engine(sweep: Sweep) -> Engine:
     return open_engine(folder, trust_remote_code=sweep.trust_remote_code, **settings)
 
 
-def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str = "") -> None:
+def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str = "") -> None:
     """Runs a sweep, or goes on with it, and writes its results.
 
     Args:
         sweep: The sweep.
         out: The run directory; made where it is missing.
-        retry_failed: Whether what the engine failed on is tried again.
+        retry_failed: Whether what the engine failed on is tried again; in a race what it failed
+            on in the last round that was begun, since the earlier ones have been decided.
         again: The command that goes on with the run, for messages.
 
     Raises:
@@ -110,14 +113,14 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = False, again: str
 
 
 def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
-    """Makes failures owed again; in a race only while nothing was decided without them."""
-    if raced and (n := ledger.failed_before_last_seed()):
-        raise UsageError(
-            f"--retry-failed: {n} trajectories failed in rounds after which the race went on "
-            "without them; trying them again would change what was decided. Give another --out"
-        )
-    if n := ledger.forget_failures():
+    """Makes failures owed again; in a race only those that nothing was decided without."""
+    if n := ledger.forget_failures(last_seed_only=raced):
         log.info("trying %d failed trajectories again", n)
+    if raced and (n := ledger.failed_before_last_seed()):
+        log.warning(
+            "%d trajectories failed in rounds after which the race went on without them; they stay "
+            "missing", n
+        )  # fmt: skip
 
 
 def _rounds(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> Iterable[Round]:
@@ -162,6 +165,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
     engine = start_engine(sweep)
     try:
         _check_engine(engine, prepared)
+        check_weights(engine, ledger)
         ledger.describe_session(session, _session_record(engine, sweep))
         state = totals(ledger)
         pool = GraderPool(
@@ -218,7 +222,7 @@ def _session_record(engine: Engine, sweep: Sweep) -> dict[str, Any]:
         "knockout": __version__,
         "python": platform.python_version(),
         "engine": asdict(engine.info),
-        "sweep": sweep.model_dump(mode="json"),
+        "sweep": sweep_record(sweep),
     }
 
 
@@ -310,11 +314,18 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _WithoutSecrets(logging.Formatter):
+    """A password in an address that somebody else's message quotes stays out of the file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
+
+
 @contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
     """Writes the program's log into the run directory, and its messages to stderr."""
     file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(file)
     try:
         yield

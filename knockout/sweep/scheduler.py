@@ -17,6 +17,7 @@ from knockout.errors import KnockoutError
 from knockout.grading import Grade
 from knockout.ledger import (
     INHERITED,
+    NO_ROOM,
     NOT_ASKED,
     AuditRow,
     CellKey,
@@ -176,7 +177,8 @@ class Scheduler:
                 if self.plan.problem(item.key).max_tokens >= 1:
                     self._ready.append(Job(cell, "baseline"))
                     return True
-                self._failed_cell(cell, "the prompt leaves no room in engine.max_model_len")
+                why = "the prompt leaves no room in engine.max_model_len"
+                self._failed_cell(cell, why, grade=NO_ROOM)
                 continue
             cell.tokens, cell.steps, cell.written = (
                 self.ledger.trajectory(item.key),
@@ -360,13 +362,13 @@ class Scheduler:
         again = self.tokenizer.encode(text, add_special_tokens=False)
         return not set(self.plan.candidates[candidate].token_ids).isdisjoint(again)
 
-    def _failed_cell(self, cell: Cell, why: str, done: Completion | None = None) -> None:
+    def _failed_cell(
+        self, cell: Cell, why: str, done: Completion | None = None, grade: str = "failed"
+    ) -> None:
         tokens = NO_TOKENS if done is None else done.tokens
         steps = np.full(len(self.plan.candidates), NOT_ASKED, dtype=np.int32)
         seed = self.plan.seed(cell.key)
-        self._cells.append(
-            CellRow(cell.key, seed, tokens, "error", None, "failed", None, why, steps)
-        )
+        self._cells.append(CellRow(cell.key, seed, tokens, "error", None, grade, None, why, steps))
         self._n_cells += 1
 
     def _write(self, cell: Cell, row: ForkRow | AuditRow) -> None:

@@ -124,7 +124,7 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     if state.failed_cells or state.failed_forks:
         found.append(
             f"the engine failed on {state.failed_cells} baselines and {state.failed_forks} forks; "
-            "they are missing from the verdicts (`knockout run ... --retry-failed` tries again)"
+            "they are missing from the verdicts (the same command tries again)"
         )
     ungraded = sum(state.grades.get(status, 0) for status in ("timeout", "error"))
     if ungraded:
