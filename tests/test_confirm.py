@@ -7,13 +7,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 from words import word_model, word_task
 
+from knockout.config.sweep import VerdictRule
 from knockout.errors import UsageError
-from knockout.ledger import Ledger
+from knockout.ledger import Ledger, grade_cubes
+from knockout.ledger.grades import GradeCube
+from knockout.method.interventions import ban
 from knockout.sweep.confirm import COMPARED, derive
+from knockout.sweep.split import halves
+from knockout.tokens.candidates import Candidate
+from knockout.verdicts.table import build_verdicts
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -91,6 +99,8 @@ def test_called_candidates_and_lists_on_fresh_seeds(first: Path, knockout: Comma
         )
     assert found["n_hypotheses"] == len(called) + 2
     assert found["n_called"] == len(called)
+    assert found["rule"]["target"] == "benchmark"
+    assert "these very problems" in found["notes"][-1]
     with (folder / "confirm.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COMPARED
@@ -107,6 +117,67 @@ def test_called_candidates_and_lists_on_fresh_seeds(first: Path, knockout: Comma
     assert "nothing is left to generate" in (folder / "run.log").read_text()
     code, _, errors = knockout("confirm", first, "--no-joint")
     assert (code, "another sweep" in errors) == (2, True)
+
+
+def test_split_chooses_on_one_half_and_estimates_on_the_other(
+    first: Path, knockout: Command
+) -> None:
+    code, out, errors = knockout("confirm", first, "--split", "--candidates", '"w8"', "--json")
+    assert code == 0, errors
+    assert "nothing was generated" in errors
+    found = json.loads(out)
+    assert json.loads((first / "split" / "confirm.json").read_text()) == found
+    assert found["split"] == {"words": {"first": 10, "second": 10}}
+    row = next(row for row in found["rows"] if row["candidate"] == '"w8"')
+    with Ledger.open(first / "run.db") as ledger:
+        (cube,) = grade_cubes(ledger)
+    half = halves("words", cube.problem_ids)
+    c = next(i for i, one in enumerate(cube.candidates) if one.name == '"w8"')
+    for name, part in (("first", half), ("fresh", ~half)):
+        delta = cube.knockout[c][part].mean() - cube.baseline[part].mean()
+        assert row[f"{name}_delta"] == pytest.approx(delta)
+    # Half a problem set is the same whatever its order.
+    again = halves("words", cube.problem_ids[::-1])[::-1]
+    assert (again == half).all()
+    code, _, errors = knockout("confirm", first, "--split", "--seeds", 3)
+    assert (code, "--split generates nothing" in errors) == (2, True)
+
+
+def test_fresh_seeds_speak_about_these_problems_and_a_split_about_others() -> None:
+    """30 problems that move by ±.3 in a third of the cases, on average by nothing."""
+    rng = np.random.default_rng(8)
+    c, p, s = 400, 30, 8
+    moves = np.where(rng.random((c, p, 1)) < 0.3, rng.choice([-0.3, 0.3], (c, p, 1)), 0.0)
+
+    def draw() -> GradeCube:
+        base = np.full((p, s), 0, np.int8)
+        base[:, ::2] = 1
+        up = (rng.random((c, p, s)) < np.maximum(2 * moves, 0)) & (base == 0)
+        down = (rng.random((c, p, s)) < np.maximum(-2 * moves, 0)) & (base == 1)
+        grades = np.where(up, 1, np.where(down, 0, base)).astype(np.int8)
+        infos = tuple(Candidate(f"c{i}", ban((i,))) for i in range(c))
+        ids = tuple(str(i) for i in range(p))
+        return GradeCube("maths", infos, ids, tuple(range(s)), base, grades, grades != base)
+
+    def called(cube: GradeCube, part: NDArray[np.bool_]) -> NDArray[np.str_]:
+        kept = GradeCube(
+            "maths", cube.candidates, tuple(np.array(cube.problem_ids)[part]), cube.seeds,
+            cube.baseline[part], cube.knockout[:, part], cube.forked[:, part],
+        )  # fmt: skip
+        return np.array(build_verdicts([kept], VerdictRule(rule="nominal")).verdict)
+
+    one, two, everything = draw(), draw(), np.ones(p, np.bool_)
+    first, fresh = called(one, everything), called(two, everything)
+    chosen = first != "neutral"
+    assert 5 < chosen.sum() < 40
+    assert np.mean(fresh[chosen] == first[chosen]) > 0.2
+    # Chosen on one half, tested on the other: no more than the level, half of it of this sign.
+    half = halves("maths", one.problem_ids)
+    first, other = called(one, half), called(one, ~half)
+    chosen = first != "neutral"
+    assert (
+        np.mean(other[chosen] == first[chosen]) < 0.025 + 2 * (0.025 / max(chosen.sum(), 1)) ** 0.5
+    )
 
 
 def test_choosing(first: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,37 @@ def test_nothing_but_names_is_cut_at_80_columns(table: Any) -> None:
         assert f"[{row['ci_low']:+.3f}, {row['ci_high']:+.3f}]" in line
         assert line.rstrip().endswith(("pillar", "stumbling", "equivalent", "undetermined"))
     assert sum("…" in line for line in lines) == 1
+
+
+def test_both_rules_are_shown_at_any_width(table: Any) -> None:
+    table = table.copy()
+    table.loc[1, ["verdict_nominal", "verdict_fdr", "verdict"]] = [
+        "strong_pillar",
+        *["neutral"] * 2,
+    ]
+    table.loc[1, "few_carry"] = True
+    luck = {"maths": {"observed": 2, "mean": 0.4, "quantile_95": 1, "exceeds": True}}
+    for width in (80, 120):
+        out = io.StringIO()
+        shown = render_verdicts(table, "rule fdr", rule="fdr", luck=luck)
+        Console(file=out, width=width).print(shown)
+        lines = out.getvalue().splitlines()
+        header = next(line for line in lines if line.startswith("candidate"))
+        assert header.index("nominal") < header.index("verdict")
+        assert ("mde" in header) == (width == 120)
+        line = next(li for li in lines if li.startswith(table.candidate[1]))
+        assert re.search(r"pillar +(undetermined|equivalent)$", line)
+        assert "!" in line
+        text = " ".join(out.getvalue().split())
+        assert "nominal calls: 2; luck alone brings 0.4 on average" in text
+        assert "loss seen with 80 % power" in text
+    assert "fdr" in printed_by_nominal(table)
+
+
+def printed_by_nominal(table: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_verdicts(table, "", rule="nominal"))
+    return next(li for li in out.getvalue().splitlines() if li.startswith("candidate"))
 
 
 def test_effects_come_first_and_markup_stays_text(table: Any) -> None:

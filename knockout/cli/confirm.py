@@ -17,6 +17,7 @@ from knockout.cli.common import (
     print_table,
 )
 from knockout.config.libraries import quiet_libraries
+from knockout.errors import UsageError
 
 __all__ = ["confirm"]
 
@@ -48,6 +49,13 @@ def confirm(
         ),
     ] = None,
     no_joint: Annotated[bool, typer.Option("--no-joint", help="Ban no list at once.")] = False,
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Generate nothing: choose on one half of the problems, estimate on the other.",
+        ),
+    ] = False,
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Repeats; the first run's if not given.")
     ] = None,
@@ -62,7 +70,7 @@ def confirm(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Tests a run's choice again on fresh seeds, and whole lists as one knockout."""
+    """Tests a run's choice again: on fresh seeds with whole lists as one knockout, or by a split."""
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
     quiet_libraries()
@@ -71,6 +79,18 @@ def confirm(
     from knockout.sweep.results import verdict_table
     from knockout.sweep.run import run_sweep
 
+    if split:
+        from knockout.sweep.split import split_run
+
+        if joint or no_joint or seeds or run_seed is not None or retry_failed:
+            raise UsageError(
+                "--split generates nothing; of the options it takes --candidates, --verdict and --out"
+            )
+        chosen, fresh = split_run(directory, candidates=candidates or (), verdicts=verdict or ())
+        folder = out or directory / "split"
+        folder.mkdir(parents=True, exist_ok=True)
+        _report(write_comparison(chosen, fresh, folder), folder, as_json)
+        return
     plan = derive(
         directory,
         candidates=candidates or (),
@@ -79,17 +99,21 @@ def confirm(
         seeds=seeds,
         run_seed=run_seed,
     )
-    for note in plan.notes:
-        print(f"note: {note}", file=sys.stderr)
     folder = out or directory / "confirm"
     again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
     run_sweep(plan.sweep, folder, retry_failed=retry_failed, again=again)
     with Ledger.open(folder / "run.db") as ledger:
         found = write_comparison(plan, verdict_table(ledger, plan.sweep.verdict), folder)
+    _report(found, folder, as_json)
+
+
+def _report(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
         _show(found)
+    for note in found["notes"]:
+        print(f"note: {note}", file=sys.stderr)
     print(f"Results are in {folder}", file=sys.stderr)
 
 

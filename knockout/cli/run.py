@@ -233,8 +233,10 @@ def export(
         return
     one_of("--group", group, ("candidate", "control"))
     one_of("--across", across, ("overall", "any", "all"))
+    from knockout.verdicts.rules import find_rule
+
     if rule is not None:
-        one_of("--rule", rule, ("nominal", "fdr"))
+        find_rule(rule)
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
     for wanted in evidence or []:
@@ -322,12 +324,14 @@ def sweep_of(directory: Path) -> Any:
 
 
 def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_json: bool) -> None:
+    from knockout.verdicts.rules import find_rule
+
     if rule is not None:
-        one_of("--rule", rule, ("nominal", "fdr"))
+        find_rule(rule)
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
     from knockout.ledger import Ledger
-    from knockout.sweep.results import verdict_table
+    from knockout.sweep.results import luck_of, verdict_table
     from knockout.verdicts.terminal import render_verdicts
 
     with Ledger.open(directory / "run.db") as ledger:
@@ -335,6 +339,7 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         given = {"rule": rule, "alpha": alpha}
         chosen = chosen.model_copy(update={k: v for k, v in given.items() if v is not None})
         table = verdict_table(ledger, chosen)
+        luck = None if as_json else luck_of(ledger, chosen)
     preliminary = bool(table["preliminary"].any())
     if preliminary:
         print(PRELIMINARY, file=sys.stderr)
@@ -345,4 +350,4 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         return
     title = f"rule {chosen.rule}, alpha {chosen.alpha}, margin {chosen.margin}"
     title = f"PRELIMINARY: {title}" if preliminary else title
-    console().print(render_verdicts(table, title))
+    console().print(render_verdicts(table, title, rule=chosen.rule, luck=luck))

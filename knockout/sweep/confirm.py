@@ -30,10 +30,17 @@ from knockout.verdicts.files import verdict_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COMPARED", "Confirmation", "compare", "derive", "write_comparison"]
+__all__ = ["COMPARED", "FRESH", "Confirmation", "compare", "derive", "write_comparison"]
 
 DEFAULT_JOINT = ("all neutrals=verdict:neutral", "all candidates=all")
 """Lists that are tested as one knockout each, where none is named."""
+
+FRESH = (
+    "fresh seeds on the same problems show whether a token matters on these very problems, and are "
+    "judged so (target benchmark, from two seeds on); whether it matters on problems like these, "
+    "`--split` or other problems show"
+)
+"""What a confirmation by fresh seeds does and does not say."""
 
 _VERDICTS = ("strong_pillar", "strong_stumbling_block", "neutral")
 _EVIDENCE = ("effect", "equivalent", "undetermined")
@@ -121,7 +128,7 @@ def derive(
     ids_of: dict[str, tuple[int, ...]] = {
         name: tuple(ids) for name, ids in zip(first["candidate"], first["token_ids"], strict=True)
     }
-    singles = _singles(first, candidates, verdicts)
+    singles = choose_singles(first, candidates, verdicts)
     lists, notes = _lists(first, DEFAULT_JOINT if joint is None else joint, special)
     sets, taken = {name: ids_of[name] for name in singles}, {ids_of[n]: n for n in singles}
     for name, ids in lists.items():
@@ -148,7 +155,12 @@ def derive(
     source = CandidateSource(
         sets=dict(sets), allow_eos=sweep.candidates.allow_eos, canary=sweep.candidates.canary
     )
+    rule = sweep.verdict
+    if rule.target == "population" and min(entry.seeds or 0 for entry in entries) >= 2:
+        rule = rule.model_copy(update={"target": "benchmark"})
+    notes.append(FRESH)
     changes = {
+        "verdict": rule,
         "run_seed": seed,
         "benchmarks": entries,
         "candidates": source,
@@ -172,7 +184,7 @@ def derive(
     )
 
 
-def _singles(
+def choose_singles(
     first: pd.DataFrame, candidates: Collection[str], verdicts: Collection[str]
 ) -> list[str]:
     """Names to test again, in the table's order."""

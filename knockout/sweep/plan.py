@@ -270,8 +270,13 @@ def forecast(
             warning
             for benchmark in plan.benchmarks
             for warning in race_warnings(
-                sweep, benchmark.name, len(benchmark.problems), benchmark.n_seeds, len(hypotheses)
+                sweep.verdict,
+                benchmark.name,
+                len(benchmark.problems),
+                benchmark.n_seeds,
+                len(hypotheses),
             )
+            if sweep.adaptive is not None
         ),
     )
 

@@ -15,6 +15,7 @@ from knockout.sweep.identity import identity, model_fingerprint, tokenizer_finge
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem
 from knockout.tokens.candidates import Resolved, Vocabulary, resolve
 from knockout.tokens.vocabulary import open_vocabulary
+from knockout.verdicts.rules import find_rule
 
 __all__ = ["Prepared", "prepare"]
 
@@ -54,6 +55,7 @@ def prepare(sweep: Sweep) -> Prepared:
     Raises:
         UsageError, KnockoutError: Something the sweep names is not there or does not fit.
     """
+    find_rule(sweep.verdict.rule)
     folder, tokenizer, vocabulary = open_vocabulary(
         sweep.model, revision=sweep.revision, trust_remote_code=sweep.trust_remote_code
     )

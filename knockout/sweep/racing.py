@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.config.sweep import Adaptive, VerdictRule
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError
 from knockout.ledger import Ledger, grade_cubes, totals
 from knockout.sweep.owed import Plan, Round
 from knockout.verdicts.blocks import Race
 from knockout.verdicts.race import settle_cube
 
 if TYPE_CHECKING:
-    from knockout.config.sweep import Sweep
     from knockout.stats.sequential import Settlement
 
 __all__ = [
@@ -120,19 +119,14 @@ def race_of(ledger: Ledger) -> Race | None:
 
 
 def race_warnings(
-    sweep: Sweep, benchmark: str, n_problems: int, max_seeds: int, n_hypotheses: int
+    rule: VerdictRule, benchmark: str, n_problems: int, max_seeds: int, n_hypotheses: int
 ) -> list[str]:
-    """Why a race is no good on a benchmark; empty for a sweep that does not race.
+    """Why a race by this rule is no good on a benchmark; empty where it is good.
 
-    Raises:
-        UsageError: Not even a candidate that loses every answer, nor one that changes none, could
-            be settled: the race would be a fixed design with less power.
+    Asks `settle` about a candidate that loses every answer, and one that changes none.
     """
-    if sweep.adaptive is None:
-        return []
     from knockout.stats.sequential import settle
 
-    rule = sweep.verdict
     fixed = f"leave `adaptive` out and set `seeds: {max_seeds}`"
     ones = np.ones((n_problems, max_seeds), dtype=np.int8)
     best = settle(
@@ -147,10 +141,10 @@ def race_warnings(
     )
     effect, same = (status != "open" for status in best.status)
     if not effect and not same:
-        raise UsageError(
+        return [
             f"{benchmark}: a race over {n_problems} problems and {max_seeds} seeds cannot settle "
             f"anything, not even a candidate that loses every answer; {fixed}"
-        )
+        ]
     found = []
     if not effect:
         found.append(f"{benchmark}: no effect can be settled by racing; {fixed}")
@@ -249,6 +243,12 @@ def race_rounds(
     Raises:
         KnockoutError: It was asked for a round before the last one was complete.
     """
+    for benchmark in plan.benchmarks:
+        for warning in race_warnings(
+            rule, benchmark.name, len(benchmark.problems), benchmark.n_seeds,
+            sum(c.group != "canary" for c in plan.candidates),
+        ):  # fmt: skip
+            log.warning(warning)
     before: int | None = None
     while True:
         standing = stand(ledger, rule, adaptive.futility)
