@@ -158,7 +158,9 @@ def _race(race: dict[str, Any]) -> str:
 
 def verdicts(
     directory: RunDirectory,
-    rule: Annotated[str | None, typer.Option("--rule", help="nominal or fdr.")] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="nominal, fdr, holm, by, or a rule of yours.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="Error level.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -185,7 +187,8 @@ def export(
         typer.Option("--evidence", help="effect, equivalent or undetermined; may be repeated."),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option("--rule", help="nominal or fdr; default: the run's.")
+        str | None,
+        typer.Option("--rule", help="nominal, fdr, holm, by, or your own; default: the run's."),
     ] = None,
     benchmark: Annotated[
         str | None, typer.Option("--benchmark", help="Judge by this benchmark alone.")
@@ -233,10 +236,10 @@ def export(
         return
     one_of("--group", group, ("candidate", "control"))
     one_of("--across", across, ("overall", "any", "all"))
-    from knockout.verdicts.rules import find_rule
+    from knockout.verdicts.rules import rule_names
 
     if rule is not None:
-        find_rule(rule)
+        one_of("--rule", rule, rule_names())
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
     for wanted in evidence or []:
@@ -324,10 +327,10 @@ def sweep_of(directory: Path) -> Any:
 
 
 def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_json: bool) -> None:
-    from knockout.verdicts.rules import find_rule
+    from knockout.verdicts.rules import rule_names
 
     if rule is not None:
-        find_rule(rule)
+        one_of("--rule", rule, rule_names())
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
     from knockout.ledger import Ledger
