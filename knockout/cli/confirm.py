@@ -82,7 +82,7 @@ def confirm(
     if split:
         from knockout.sweep.split import split_run
 
-        if joint or no_joint or seeds or run_seed is not None or retry_failed:
+        if joint or no_joint or seeds or run_seed is not None or not retry_failed:
             raise UsageError(
                 "--split generates nothing; of the options it takes --candidates, --verdict and --out"
             )
