@@ -26,6 +26,7 @@ from knockout.mining.mine import MineSettings, mine, open_models
 from knockout.mining.rollouts import Prompt, missing, read_prompts
 from knockout.mining.shards import read_shard
 from knockout.tokens.lists import read_list
+from knockout.training import reverse_kl
 
 VOCAB = 60
 PROMPTS = [Prompt("test", f"p{i}", (3 + i, 4, 5)) for i in range(8)]
@@ -264,6 +265,7 @@ def test_too_few_occurrences_say_what_to_do(checkpoints: dict[str, Path], tmp_pa
     bad = CliRunner().invoke(app, [*command, "--engine", "transformers"])
     assert isinstance(bad.exception, KnockoutError)
     assert "no token type has rock_score_ctx and 5 occurrences of high loss" in str(bad.exception)
+    assert len(pd.read_csv(tmp_path / "o" / "token_scores.csv"))
     bad = CliRunner().invoke(app, [x for x in command if x not in ("--prompts", str(prompts))])
     assert "no prompts: give --benchmark or --prompts" in str(bad.exception)
 
@@ -275,12 +277,12 @@ def test_models_with_other_tokenizers_are_refused(
     shutil.copytree(checkpoints["teacher"], other)
     words = ["<unk>", "<end>", "<pad>", *(f"w{i}" for i in reversed(range(3, VOCAB)))]
     tokenizer(words).save_pretrained(other)
-    expected = r"--student \S+ and --teacher \S+ do not share a tokenizer: 56 tokens differ"
+    expected = r"student \S+ and teacher \S+ do not share a tokenizer: 56 tokens differ"
     with pytest.raises(UsageError, match=expected):
         open_models(str(other), str(checkpoints["student"]))
     ours, theirs = tokenizer(), tokenizer()
-    theirs.eos_token = "w7"
-    with pytest.raises(UsageError, match="eos_token_id is 1 in one and 7 in the other"):
+    theirs.bos_token = "w7"
+    with pytest.raises(UsageError, match="bos_token_id is None in one and 7 in the other"):
         require_same_tokenizer([("a", ours), ("b", theirs)])
 
 
@@ -304,3 +306,82 @@ def test_prompt_files_name_the_line_that_is_wrong(tmp_path: Path) -> None:
             read_prompts(path, lambda text: [len(text)])
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(tmp_path / "none", lambda text: [1])
+
+
+def test_a_malformed_prompt_is_set_aside_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ['{"prompt_ids": [1, 2]}', '{"messages": [{"role": "user"}]}', "{", '{"prompt": "x"}']
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(lines))
+
+    def encode(value: Any) -> list[int]:
+        return [len(value)] if isinstance(value, str) else [len(m["content"]) for m in value]
+
+    found = read_prompts(path, encode)
+    assert [p.doc_id for p in found] == ["1", "4"]
+    assert "line 2: messages cannot be turned into a prompt: KeyError: 'content'" in caplog.text
+    assert "line 3: not valid JSON" in caplog.text
+
+
+def test_an_over_long_prompt_is_set_aside_and_the_rest_is_mined(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    models = open_models(*folders(checkpoints)[:2])
+    prompts = [*PROMPTS[:2], Prompt("test", "long", tuple([4] * 500)), *PROMPTS[2:4]]
+    shards = list(mine(tmp_path, models, prompts, settings(), start)())
+    assert [s.doc_id for s in shards] == ["test/p0", "test/p1", "test/p2", "test/p3"]
+    told = json.loads((tmp_path / "set_aside.json").read_text())
+    assert list(told) == ["2"]
+    assert "test, long" in told["2"]
+    # A restart neither fails on it nor opens an engine for it.
+    again = mine(tmp_path, models, prompts, settings(), lambda _: pytest.fail("an engine"))
+    assert len(list(again())) == 4
+    with pytest.raises(KnockoutError, match="every prompt was set aside"):
+        mine(tmp_path / "none", models, prompts[2:3], settings(), start)
+
+
+def test_a_device_that_is_not_here_is_refused_before_any_rollout(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    models = open_models(*folders(checkpoints)[:2])
+    for device in ("cuda", "abacus"):
+        with pytest.raises(UsageError, match=f"device is '{device}'"):
+            mine(
+                tmp_path, models, PROMPTS, settings(),
+                lambda _: pytest.fail("an engine was opened"), device=device,
+            )  # fmt: skip
+
+
+def test_a_base_student_is_mined_under_a_chat_teacher(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Their ends of text differ: <end> and w7. Stopping with the other one costs nothing."""
+    base = tmp_path / "base"
+    shutil.copytree(checkpoints["student"], base)
+    other = tokenizer()
+    other.eos_token = "w7"
+    other.save_pretrained(base)
+    models = open_models(str(checkpoints["teacher"]), str(base))
+    assert models.merge == ((1, 7),)
+    (first, *_) = list(mine(tmp_path / "out", models, PROMPTS[:2], settings(), start)())
+    student, teacher = (
+        LlamaForCausalLM.from_pretrained(models.folders[r]) for r in ("student", "teacher")
+    )
+    response = first.responses()[0]
+    ids = torch.from_numpy(np.concatenate([first.prompt, response])).long()[None]
+    with torch.no_grad():
+        z, t = (m(ids).logits[0, len(first.prompt) - 1 : -1] for m in (student, teacher))
+    wanted = reverse_kl(z, t, merge=models.merge)
+    np.testing.assert_allclose(
+        first.scores["reverse_kl"][: len(response)], wanted, rtol=1e-3, atol=1e-4
+    )
+    assert not np.allclose(wanted, reverse_kl(z, t), rtol=1e-2)
+
+
+def test_greedy_rollouts_are_the_default_and_one_of_them_is_all() -> None:
+    assert MineSettings().sampling.temperature == 0
+    with pytest.raises(UsageError, match="greedy rollouts of a prompt are all the same"):
+        MineSettings(rollouts=2)

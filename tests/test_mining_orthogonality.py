@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 
 from knockout.errors import UsageError
 from knockout.mining.orthogonality import (
     SCORES,
     auc,
+    harm,
     join_scores,
     kendall,
     orthogonality,
@@ -111,6 +113,34 @@ def test_a_score_that_predicts_is_told_from_one_that_does_not(tmp_path: Path) ->
     assert table.loc["frequency", "auc_p_adjusted"] < 0.05
     assert table.loc["entropy", "spearman_low"] < 0 < table.loc["entropy", "spearman_high"]
     assert table.loc["entropy", "auc_p_adjusted"] > 0.05
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="published lists are not here")
+@pytest.mark.parametrize("measure", ["spearman", "kendall"])
+def test_on_noise_alone_no_score_predicts(measure: str) -> None:
+    """Published frequencies, 500 problems × 3 seeds, bans that do nothing but redraw grades."""
+    published = pd.read_csv(DATA / "rock_vs_control_qwen3_4b.csv")
+    frequency = np.r_[published["rock_freq"], published["ctrl_freq"]].astype(float)
+    chance = 1 - np.exp(-frequency / 500)  # of a fork, for a token that often in 500 outputs
+    rng = np.random.default_rng(0)
+    test = {"spearman": spearman, "kendall": kendall}[measure]
+    wrong, by_size, repeats = 0, 0, 500
+    for _ in range(repeats):
+        changed = (rng.random((len(chance), 500, 3)) < chance[:, None, None] * 0.15).astype(float)
+        d = (changed * rng.choice([-1, 1], size=changed.shape)).sum(axis=2)
+        spread = np.sqrt((d**2).sum(axis=1))
+        z = np.divide(d.sum(axis=1), spread, out=np.zeros(len(d)), where=spread > 0)
+        rows = pd.DataFrame({"delta": d.mean(axis=1) / 3, "p_value": 2 * norm.sf(np.abs(z))})
+        wrong += test(frequency, harm(rows)).p_value < 0.05
+        by_size += test(frequency, rows["delta"].abs().to_numpy()).p_value < 0.05
+    assert abs(wrong / repeats - 0.05) < 0.02
+    assert by_size / repeats > 0.8  # what ranking |Δ| would have "found"
+
+
+def test_harm_is_signed_and_in_units_of_noise() -> None:
+    rows = pd.DataFrame({"delta": [-0.1, 0.1, 0.0, -0.001], "p_value": [0.05, 0.05, 1.0, np.nan]})
+    assert harm(rows)[:3] == pytest.approx([1.95996, -1.95996, 0], abs=1e-4)
+    assert np.isnan(harm(rows)[3])
 
 
 def test_a_set_sums_frequencies_and_averages_the_rest() -> None:

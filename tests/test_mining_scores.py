@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from knockout.errors import KnockoutError
 from knockout.mining.context import ContextSums, surprisal
 from knockout.mining.controls import KINDS, draw_controls, match
-from knockout.mining.ranking import cutoff_curve, overlap_of_ranks, rank_types
+from knockout.mining.ranking import cutoff_curve, knee, overlap_of_ranks, rank_types
 from knockout.mining.scores import ScoreSettings, TypeScores, score_types
 from knockout.mining.shards import Shard, read_shard, write_shard
 
@@ -29,6 +30,7 @@ def shards(n: int = 12, seed: int = 0, before: bool = True) -> list[Shard]:
             "reverse_kl": rng.gamma(0.5, 1 + (tokens % 5)).astype(np.float32),
             "entropy": rng.random(size, dtype=np.float32),
             "agree": (rng.random(size) < 0.7).astype(np.float32),
+            "grad_norm": rng.random(size).astype(np.float32),
             "teacher_gap": rng.random(size, dtype=np.float32),
             "signal": rng.random(size, dtype=np.float32),
             "noise": rng.random(size, dtype=np.float32),
@@ -223,6 +225,68 @@ def test_matches_are_near_and_unique() -> None:
     assert len(set(chosen)) == 50
     assert np.abs(pool[chosen] - wanted).mean() < 0.1
     assert sorted(match(np.zeros(3), np.zeros(2), rng)) == [-1, 0, 1]
+
+
+def test_partners_are_the_best_assignment_there_is() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        wanted, pool = rng.normal(size=4), rng.normal(size=6)
+        chosen = match(wanted, pool, rng)
+        best = min(
+            sum(abs(w - pool[j]) for w, j in zip(wanted, order, strict=True))
+            for order in itertools.permutations(range(6), 4)
+        )
+        assert np.abs(wanted - pool[chosen]).sum() == pytest.approx(best)
+
+
+def test_a_score_that_is_not_about_persistence_is_not_filtered_by_it() -> None:
+    scores = scored(n=30)
+    table = scores.table.copy()
+    table.loc[:4, "n_persistent"] = 0
+    assert set(table["token_id"][:5]) <= set(rank_types(table, by="entropy")["token_id"])
+    assert not set(table["token_id"][:5]) & set(rank_types(table, by="persistent_kl")["token_id"])
+    few = rank_types(table, by="entropy", min_count=int(table["frequency"].median()))
+    assert (few["frequency"] >= table["frequency"].median()).all()
+
+
+def test_shares_of_outputs_and_of_the_gradient() -> None:
+    scores = scored()
+    data = shards()
+    outputs = [r for shard in data for r in shard.responses() if len(r)]
+    norm = np.concatenate([s.scores["grad_norm"] for s in data])
+    tokens = np.concatenate([s.tokens for s in data])
+    for row in scores.table.itertuples():
+        own = [float((r == row.token_id).mean()) for r in outputs]
+        assert row.output_share == pytest.approx(np.mean(own))
+        assert row.grad_share == pytest.approx(norm[tokens == row.token_id].sum() / norm.sum())
+    assert scores.table["output_share"].sum() == pytest.approx(1)
+    assert scores.table["grad_share"].sum() == pytest.approx(1)
+
+
+def test_the_knee_is_where_the_curve_bends() -> None:
+    share = np.concatenate([np.linspace(0.05, 0.5, 10), np.linspace(0.505, 0.6, 20)])
+    curve = pd.DataFrame({"k": np.arange(1, 31), "kl_share": share})
+    assert knee(curve) == 10
+    assert knee(curve.head(2)) is None
+    assert knee(curve.assign(kl_share=np.arange(1, 31) ** 2 / 900)) is None
+
+
+def test_a_registered_score_gets_a_column() -> None:
+    data = shards()
+    found = score_types(lambda: iter(data), VOCAB, str, ScoreSettings(extra=("soft_or", "kl*kl")))
+    tokens = np.concatenate([s.tokens for s in data])
+    kl = np.concatenate([s.scores["reverse_kl"] for s in data]).astype(float)
+    per_prompt = []
+    for s in data:
+        h, d = s.scores["entropy"], s.scores["reverse_kl"]
+        h, d = ((x - x.min()) / (x.max() - x.min()) for x in (h, d))
+        per_prompt.append(1 - (1 - h) * (1 - d))
+    soft = np.concatenate(per_prompt)
+    for row in found.table.to_dict("records"):
+        here = tokens == row["token_id"]
+        assert row["soft_or"] == pytest.approx(soft[here].mean(), rel=1e-4)
+        assert row["kl*kl"] == pytest.approx((kl[here] ** 2).mean(), rel=1e-4)
+    assert rank_types(found.table, by="soft_or")["soft_or"].is_monotonic_decreasing
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -50,7 +50,7 @@ def mine(
     ] = "{}",
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts per prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest rollout, in tokens.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus of the rollouts; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Support of the rollouts; 0 is off.")] = 0,
     run_seed: Annotated[int, typer.Option(min=0, help="Another value, other rollouts.")] = 0,
@@ -103,8 +103,10 @@ def mine(
     from knockout.mining.scores import ScoreSettings, score_types
 
     logging.getLogger("knockout.mining").setLevel(logging.INFO)
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(f"--dtype is {dtype!r}; expected auto, float32, bfloat16 or float16")
+    from knockout.mining.load import DTYPES
+
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype is {dtype!r}; expected {', '.join(DTYPES)}")
     try:
         sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
         score_settings = ScoreSettings(quantile, window)
@@ -173,9 +175,9 @@ def orthogonality(
     embed_plotly: Annotated[bool, typer.Option(help="A plot that needs no network (5 MB).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
-    """Does any cheap score predict a pillar? Relates token scores to |Δ| and to pillarhood.
+    """Does any cheap score predict a pillar? Relates token scores to harm and to pillarhood.
 
-    Rank correlations (Spearman, Kendall) with |Δ| and the area under the ROC curve for pillars,
+    Rank correlations (Spearman, Kendall) with −Δ in units of its noise and the area under the ROC curve for pillars,
     each with an interval and a corrected p-value, by benchmark.
     """
     from knockout.files import write_text

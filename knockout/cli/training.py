@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import UsageError
 
 __all__ = ["geometry"]
 
@@ -24,7 +24,9 @@ def geometry(
     ] = None,
     candidates: Annotated[
         Path | None,
-        typer.Option(help="The rocks, as a list of ids or a table; default: DIR/rocks.csv."),
+        typer.Option(
+            help="The rocks, as a list of ids or a table; default: ranked on half of DIR."
+        ),
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of the ids in that table.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Types of each group.")] = 50,
@@ -46,17 +48,19 @@ def geometry(
     """Where do token types pull the student's logits? Compares rocks with rare and random types.
 
     Goes over the rollouts of a mining run once more and adds up the gradient of the reverse KL
-    with respect to the logits by token type. Writes geometry.csv, geometry.json and geometry.html:
+    with respect to the logits by token type. Types are chosen on every other prompt and measured on
+    the rest. Writes geometry.csv, geometry.json and geometry.html:
     lengths, coherence, cosines with the global and the frequency-balanced direction, and, where
     the run knows the student before training, how much of each type's KL is left.
     """
+    from knockout.geometry.halves import type_means
     from knockout.geometry.run import groups_of, measure, open_run, table, write
+    from knockout.mining.load import check_device, load_scoring_model
     from knockout.mining.mine import open_models
     from knockout.mining.shards import read_shard
 
     logging.getLogger("knockout.geometry").setLevel(logging.INFO)
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(f"--dtype is {dtype!r}; expected auto, float32, bfloat16 or float16")
+    check_device(device)
     run = open_run(folder)
     models = open_models(teacher or run.models["teacher"], student or run.models["student"])
     if candidates is not None:
@@ -73,14 +77,19 @@ def geometry(
     if not groups["rock"]:
         raise UsageError(f"{folder}: no rock occurs {min_count} times; lower --min-count")
     check = read_shard(run.shards[0]).prompt.tolist()
+
+    def load(role: str) -> Any:
+        name = f"{role} {models.names[role]}"
+        return load_scoring_model(models.folders[role], name, dtype, device, check)
+
     found = measure(
-        _load(models, "student", dtype, device, check),
-        _load(models, "teacher", dtype, device, check),
-        run.shards,
+        load("student"),
+        load("teacher"),
+        run.measuring,
         groups,
         tokens_per_batch=batch_tokens,
     )
-    rows = table(found, groups, run.scores)
+    rows = table(found, groups, run.scores, type_means(run.measuring, run.width))
     target = out or folder
     write(target, rows, found, models.names, embed=embed_plotly)
     if as_json:
@@ -89,25 +98,3 @@ def geometry(
     medians = rows.drop(columns=["token_id", "token"]).groupby("group", sort=False).median()
     typer.echo(medians.T.to_string(float_format="{:.4g}".format))
     typer.echo(f"medians of {len(rows)} types; each in {target / 'geometry.csv'}")
-
-
-def _load(models: Any, role: str, dtype: str, device: str | None, check: list[int]) -> Any:
-    """A checkpoint as a `ScoringModel`."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from knockout.mining.forward import ScoringModel
-    from knockout.tokens.checkpoint import quiet_transformers
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    try:
-        with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                models.folders[role], dtype=getattr(torch, dtype)
-            )
-        model.to(device)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise KnockoutError(f"{role} {models.names[role]}: cannot be loaded: {error}") from error
-    return ScoringModel(model, f"{role} {models.names[role]}", check)

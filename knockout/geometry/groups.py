@@ -30,7 +30,7 @@ def choose_types(
 
     Args:
         counts: (V,) occurrences.
-        mean_kl: (V,) in nats; any value where a type does not occur.
+        mean_kl: (V,) in nats, early in training where that is known; any value where a type does not occur.
         rocks: Token ids, best first.
         n: Most types of a group.
         seed: Of the random group.

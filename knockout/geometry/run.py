@@ -16,6 +16,7 @@ from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
 from knockout.geometry.geometry import Geometry, GradientSums, kl_gradient
 from knockout.geometry.groups import GROUPS, choose_types
+from knockout.geometry.halves import TypeMeans, rank_rocks, split, type_means
 from knockout.mining.forward import ScoringModel, length_batches
 from knockout.mining.kl import chunk_positions
 from knockout.mining.shards import Shard, read_shard
@@ -36,13 +37,31 @@ class MiningRun:
         shards: Files of the scored rollouts.
         scores: The table of token scores, one row a type.
         models: "teacher" and "student" (and perhaps "before") to the names that were mined with.
-        rocks: Token ids of the mined list, best first.
+        summary: What the run says of itself.
+        rocks: Token ids of a list made elsewhere, best first; None to rank them on the prompts
+            that types are chosen on.
     """
 
     shards: list[Path]
     scores: pd.DataFrame
     models: dict[str, str]
-    rocks: list[int]
+    summary: dict[str, Any]
+    rocks: list[int] | None = None
+
+    @property
+    def choosing(self) -> list[Path]:
+        """Shards of the prompts that types are chosen on."""
+        return split(self.shards)[0]
+
+    @property
+    def measuring(self) -> list[Path]:
+        """Shards of the prompts that they are measured on."""
+        return split(self.shards)[1]
+
+    @property
+    def width(self) -> int:
+        """One more than the largest id that occurs."""
+        return int(self.scores["token_id"].max()) + 1
 
 
 def open_run(folder: Path) -> MiningRun:
@@ -56,15 +75,20 @@ def open_run(folder: Path) -> MiningRun:
     shards = sorted((folder / "scores").glob("*.npz"))
     try:
         scores = pd.read_parquet(folder / "token_scores.parquet")
-        rocks = pd.read_parquet(folder / "rocks.parquet")
-        models = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["models"]
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        models = summary["models"]
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{folder}: not a finished run of `knockout mine` ({error}); give its --out folder"
         ) from None
     if not shards:
         raise UsageError(f"{folder}: found no scored rollouts in {folder / 'scores'}")
-    return MiningRun(shards, scores, dict(models), [int(v) for v in rocks["rock_id"]])
+    if len(shards) < 2:
+        raise UsageError(
+            f"{folder}: holds one prompt; types are chosen on half of the prompts and measured on "
+            "the other half, so mine two or more"
+        )
+    return MiningRun(shards, scores, dict(models), summary)
 
 
 @torch.inference_mode()
@@ -132,10 +156,12 @@ def _passes(
         yield torch.from_numpy(np.concatenate([responses[i] for i in batch])).long(), sides
 
 
-def table(found: Geometry, groups: dict[str, list[int]], scores: pd.DataFrame) -> pd.DataFrame:
+def table(
+    found: Geometry, groups: dict[str, list[int]], scores: pd.DataFrame, measured: TypeMeans
+) -> pd.DataFrame:
     """One row a type: its group and geometry, and stagnation where a student before is known.
 
-    `delta_kl` is mean KL after minus before training, `remaining_kl` their quotient: near 1 for a
+    All of it is measured on the prompts that the types were not chosen on. `delta_kl` is mean KL after minus before training, `remaining_kl` their quotient: near 1 for a
     type that training left where it was.
     """
     import pandas as pd
@@ -150,9 +176,8 @@ def table(found: Geometry, groups: dict[str, list[int]], scores: pd.DataFrame) -
     )
     known = scores.set_index("token_id").reindex(ids)
     frame.insert(2, "token", known["token"].tolist())
-    if "mean_kl_before" in known:
-        before = known["mean_kl_before"].to_numpy()
-        after = known["mean_kl"].to_numpy()
+    if measured.kl_before is not None:
+        before, after = measured.kl_before[ids], measured.kl[ids]
         frame["mean_kl_before"] = before
         frame["delta_kl"] = after - before
         frame["remaining_kl"] = np.divide(
@@ -232,17 +257,18 @@ def write(
 def groups_of(
     run: MiningRun, n: int, seed: int, min_count: int, special: list[int]
 ) -> dict[str, list[int]]:
-    """`choose_types` on a mining run."""
-    scores = run.scores
-    width = int(scores["token_id"].max()) + 1
-    counts, mean_kl = np.zeros(width, dtype=np.int64), np.zeros(width)
-    counts[scores["token_id"]] = scores["frequency"]
-    mean_kl[scores["token_id"]] = scores["mean_kl"]
-    rocks = [v for v in run.rocks if v < width]
+    """`choose_types` on the prompts of a mining run that are not measured."""
+    width = run.width
+    chosen_on = type_means(run.choosing, width)
+    rocks = run.rocks
+    if rocks is None:
+        rocks = rank_rocks(run.choosing, width, run.summary, special)
+    # As the authors: what was hard early in training; without that checkpoint, what is hard now.
+    hard = chosen_on.kl if chosen_on.kl_before is None else chosen_on.kl_before
     return choose_types(
-        counts,
-        mean_kl,
-        rocks,
+        chosen_on.count,
+        np.nan_to_num(hard),
+        [v for v in rocks if v < width],
         n,
         seed,
         min_count=min_count,

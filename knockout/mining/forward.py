@@ -162,6 +162,7 @@ def score_sequences(
     top_k: int = 20,
     tokens_per_batch: int = 4096,
     chunk: int | None = None,
+    merge: Sequence[Sequence[int]] = (),
 ) -> list[list[PositionScores]]:
     """Scores every token of the responses.
 
@@ -173,6 +174,7 @@ def score_sequences(
         top_k: Candidate set of signal and noise.
         tokens_per_batch: Most tokens of a forward pass, padding included.
         chunk: Positions whose logits exist at once; None takes `chunk_positions`.
+        merge: As in `score_hidden`.
 
     Returns:
         For each student, for each sequence, scores of (T_i,) positions, on the CPU.
@@ -203,7 +205,7 @@ def score_sequences(
             for m in models
         ]
         emitted = torch.from_numpy(np.concatenate([responses[i] for i in batch]).astype(np.int64))
-        scores = score_hidden(sides[:-1], sides[-1], emitted, top_k=top_k, chunk=chunk)
+        scores = score_hidden(sides[:-1], sides[-1], emitted, top_k=top_k, chunk=chunk, merge=merge)
         sizes = [len(responses[i]) for i in batch]
         for own, one in zip(found, scores, strict=True):
             split_up = [torch.split(x.cpu(), sizes) for x in one]

@@ -13,7 +13,7 @@ from knockout.sweep.identity import differences
 
 __all__ = ["keep_identity", "require_same_tokenizer"]
 
-_FORMAT = 1
+_FORMAT = 2  # 2: positions have the length of their gradient
 
 
 def require_same_tokenizer(named: Iterable[tuple[str, Any]]) -> None:
@@ -24,7 +24,8 @@ def require_same_tokenizer(named: Iterable[tuple[str, Any]]) -> None:
             one that the others are compared with.
 
     Raises:
-        UsageError: A vocabulary or a special token differs; the message shows an example.
+        UsageError: A vocabulary or the begin of text differs; the message shows an example. Ends
+            of text may differ: `open_models` merges them.
     """
     (name, first), *others = named
     vocabulary = first.get_vocab()
@@ -40,7 +41,7 @@ def require_same_tokenizer(named: Iterable[tuple[str, Any]]) -> None:
                 f"{between}: {len(differ)} tokens differ, for example {token!r} is id "
                 f"{vocabulary.get(token)} in the first and {theirs.get(token)} in the second; {fix}"
             )
-        for role in ("eos_token_id", "bos_token_id"):
+        for role in ("bos_token_id",):
             ours, theirs = getattr(first, role, None), getattr(other, role, None)
             if ours != theirs:
                 raise UsageError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from knockout.training.divergence import entropy_of, kernel
+from knockout.training.eos_merge import merge_actions
 
 __all__ = [
     "Head",
@@ -46,6 +47,7 @@ class PositionScores(NamedTuple):
             token is behind the teacher's favourite.
         signal: float32, S = Var_p[A] of `signal_and_noise`, in nats².
         noise: float32, M(b*) − S of `signal_and_noise`, in nats².
+        grad_norm: float32, length of ∂KL/∂z with respect to the student's logits.
     """
 
     reverse_kl: Tensor
@@ -54,6 +56,7 @@ class PositionScores(NamedTuple):
     teacher_gap: Tensor
     signal: Tensor
     noise: Tensor
+    grad_norm: Tensor
 
 
 # Temporaries of a chunk: on a CPU small enough for its caches (which makes twice the speed), on a
@@ -147,7 +150,10 @@ def score_logits(
     advantage = teacher_logp.gather(1, top_ids) - best
     if bool(advantage.isinf().any() | advantage.isnan().any()):  # tokens that a model excludes
         advantage = advantage.nan_to_num(nan=0.0, neginf=-torch.finfo(torch.float32).max)
-    reverse_kl, _ = kernel(logp, logp, teacher_logp, gradient=False)
+    reverse_kl, gradient = kernel(logp, logp, teacher_logp)
+    assert gradient is not None
+    norm = torch.linalg.vector_norm(gradient, dim=1).nan_to_num_(nan=torch.inf)
+    del gradient
     entropy = entropy_of(logp)
     favourite = teacher_logp.amax(dim=1)
     signal, noise = signal_and_noise(best, advantage)
@@ -158,6 +164,7 @@ def score_logits(
         teacher_gap=(favourite - teacher_logp.gather(1, emitted[:, None])[:, 0]).float(),
         signal=signal.float(),
         noise=noise.float(),
+        grad_norm=norm.float(),
     )
 
 
@@ -169,6 +176,7 @@ def score_hidden(
     top_k: int = 20,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float32,
+    merge: Sequence[Sequence[int]] = (),
 ) -> list[PositionScores]:
     """Scores positions from hidden states, chunk by chunk.
 
@@ -183,6 +191,7 @@ def score_hidden(
         top_k: As in `score_logits`.
         chunk: Positions at once; None takes `chunk_positions` of the vocabulary.
         dtype: What softmax and sums are computed in.
+        merge: Groups of token ids that count as one action (ends of text) in every score.
 
     Returns:
         The scores for each student, on the device of `emitted`.
@@ -201,8 +210,15 @@ def score_hidden(
         width = min([teacher_logits.shape[1]] + [x.shape[1] for x in logits])
         teacher_logp = teacher_logits[:, :width].to(dtype).log_softmax(dim=1)
         del teacher_logits
+        tokens = emitted[part].to(where)
+        if merge:
+            teacher_logp = merge_actions(teacher_logp, merge)
+            logits = [merge_actions(x[:, :width].to(dtype).log_softmax(1), merge) for x in logits]
+            for group in merge:
+                for other in group[1:]:
+                    tokens = torch.where(tokens == other, group[0], tokens)
         for own, one in zip(found, logits, strict=True):
-            scores = score_logits(one[:, :width], teacher_logp, emitted[part].to(where), top_k)
+            scores = score_logits(one[:, :width], teacher_logp, tokens, top_k)
             for place, values in zip(own, scores, strict=True):
                 place[part] = values
     return found
@@ -214,4 +230,4 @@ def _empty_scores(n: int, device: torch.device) -> PositionScores:
     def room(dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(n, dtype=dtype, device=device)
 
-    return PositionScores(room(), room(), room(torch.bool), room(), room(), room())
+    return PositionScores(room(), room(), room(torch.bool), *(room() for _ in range(4)))

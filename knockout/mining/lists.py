@@ -13,7 +13,7 @@ import numpy as np
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import atomic_path, write_text
 from knockout.mining.controls import draw_controls
-from knockout.mining.ranking import cutoff_curve, rank_types
+from knockout.mining.ranking import PERSISTENT, cutoff_curve, knee, rank_types
 from knockout.mining.scores import TypeScores
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class ListSettings:
         top: Length of the list, K.
         by: Score to rank by.
         drop_most_frequent: Leave out this many of the most frequent types.
-        min_count: Least number of persistent occurrences of a listed type.
+        min_count: Least number of occurrences of a listed type, persistent ones where the score is
+            about those.
         seed: Draws the controls and the resamples.
         keep_special: Whether special tokens may be listed.
     """
@@ -91,6 +92,8 @@ def make_lists(
     from knockout.mining.plots import cutoff_figure, write_figure
 
     exclude = [] if settings.keep_special else list(special_ids)
+    # First of all, so that a run in which nothing qualifies shows why.
+    write_table(out / "token_scores", scores.table)
     try:
         ranked = rank_types(
             scores.table,
@@ -100,12 +103,13 @@ def make_lists(
             exclude=exclude,
         )
     except ValueError as error:
-        raise UsageError(f"--by: {error}") from None
+        raise UsageError(f"list.by: {error}") from None
     if ranked.empty:
+        kind = "occurrences of high loss" if settings.by in PERSISTENT else "occurrences"
         raise KnockoutError(
-            f"no token type has {settings.by} and {settings.min_count} occurrences of high loss "
-            "(rock_score_ctx needs them in two prompts): give more prompts or rollouts, or a "
-            "smaller --min-count"
+            f"no token type has {settings.by} and {settings.min_count} {kind} (rock_score_ctx "
+            "needs them in two prompts): give more prompts or rollouts, or a smaller "
+            f"list.min_count; what every type has is in {out / 'token_scores.csv'}"
         )
     controls_rng, resample_rng = np.random.default_rng(settings.seed).spawn(2)
     controls = draw_controls(
@@ -118,7 +122,6 @@ def make_lists(
     )
     curve = cutoff_curve(scores, ranked, resample_rng, by=settings.by, min_count=settings.min_count)
     rocks = _published(ranked.head(settings.top), controls)
-    write_table(out / "token_scores", scores.table)
     write_table(out / "rocks", rocks)
     write_table(out / "controls", controls)
     curve.to_csv(out / "cutoff.csv", index=False)
@@ -178,6 +181,9 @@ def _summarise(
         "agreement": mean("agreement"),
         "listed_share_of_kl": float(last["kl_share"]),
         "listed_share_of_tokens": float(last["token_share"]),
+        "listed_share_of_an_output": float(last["output_share"]),
+        "listed_share_of_gradient_norm": float(last["grad_share"]),
+        "knee": knee(curve),
         "list_stability": None if np.isnan(last["stability"]) else float(last["stability"]),
     }
     write_text(path, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")

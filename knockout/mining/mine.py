@@ -17,7 +17,8 @@ from knockout.engines.base import Engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.method.sampling import Sampling
 from knockout.mining.identity import keep_identity, require_same_tokenizer
-from knockout.mining.rollouts import Prompt, missing, roll_out, shard_path
+from knockout.mining.load import check_device, load_scoring_model
+from knockout.mining.rollouts import Prompt, SetAside, missing, roll_out, shard_path
 from knockout.mining.shards import Shard, read_shard, write_shard
 from knockout.sweep.identity import model_fingerprint
 
@@ -36,7 +37,7 @@ class MineSettings:
     Attributes:
         rollouts: Rollouts per prompt.
         max_tokens: Longest rollout.
-        sampling: How the student samples.
+        sampling: How the student samples; greedy by default.
         run_seed: Another value draws other rollouts.
         ratio_top_k: Candidate set of the information-efficiency ratio: the student's k best.
         dtype: Of the scoring passes; "auto" is float32 on a CPU, else bfloat16.
@@ -44,7 +45,7 @@ class MineSettings:
 
     rollouts: int = 1
     max_tokens: int = 1024
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6))
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     run_seed: int = 0
     ratio_top_k: int = 20
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -53,6 +54,11 @@ class MineSettings:
         for name in ("rollouts", "max_tokens"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.rollouts > 1 and self.sampling.temperature == 0:
+            raise UsageError(
+                f"rollouts is {self.rollouts} and the temperature 0: greedy rollouts of a prompt "
+                "are all the same; take one, or a temperature"
+            )
         if self.ratio_top_k < 2:
             raise UsageError(f"ratio_top_k is {self.ratio_top_k}; expected 2 or more")
 
@@ -65,30 +71,43 @@ class Models:
         names: "student", "teacher" and perhaps "before" to the name that the user gave.
         folders: The same keys to checkpoint folders.
         tokenizer: The student's.
+        merge: Groups of ids that count as one action in every score: the ends of text, where the
+            models have different ones.
     """
 
     names: dict[str, str]
     folders: dict[str, Path]
     tokenizer: Any
+    merge: tuple[tuple[int, ...], ...] = ()
 
 
 def open_models(teacher: str, student: str, before: str | None = None) -> Models:
     """Finds the checkpoints and checks that they share a tokenizer.
 
+    A base student may end its texts with another token than its chat teacher; the ends of both are
+    then merged into one action.
+
     Raises:
         UsageError: A model is not found, or the tokenizers differ.
     """
     from knockout.tokens.checkpoint import load_tokenizer, resolve_model
+    from knockout.tokens.eos import stop_ids
 
     names = {"student": student, "teacher": teacher} | ({"before": before} if before else {})
     folders = {role: Path(resolve_model(name)) for role, name in names.items()}
     tokenizers = {role: load_tokenizer(folder) for role, folder in folders.items()}
-    option = {"before": "--student-before"}
     require_same_tokenizer(
-        (f"{option.get(role, f'--{role}')} {name}", tokenizers[role])
+        (f"{role if role != 'before' else 'student before'} {name}", tokenizers[role])
         for role, name in names.items()
     )
-    return Models(names, folders, tokenizers["student"])
+    merge: tuple[tuple[int, ...], ...] = ()
+    if len({tokenizer.eos_token_id for tokenizer in tokenizers.values()}) > 1:
+        ends = {
+            end for role, folder in folders.items() for end in stop_ids(tokenizers[role], folder)
+        }
+        merge = (tuple(sorted(ends)),)
+        log.info("the models end their texts differently; ids %s count as one end", merge[0])
+    return Models(names, folders, tokenizers["student"], merge)
 
 
 def mine(
@@ -117,13 +136,15 @@ def mine(
         A function that gives the scored shards one by one, from the start at each call.
 
     Raises:
-        UsageError: The folder holds another run.
-        KnockoutError: A model fails.
+        UsageError: The folder holds another run, or there is no such device.
+        KnockoutError: A model fails, or no prompt can be rolled out.
     """
+    check_device(device)  # before anything is generated
     out.mkdir(parents=True, exist_ok=True)
     keep_identity(out / "identity.json", _identity(models, prompts, settings))
     rolled, scored = out / "rollouts", out / "scores"
-    if owed := missing(rolled, len(prompts)):
+    aside = SetAside(out / "set_aside.json")
+    if owed := missing(rolled, len(prompts), aside):
         log.info("rollouts: %d prompts × %d to generate", len(owed), settings.rollouts)
         engine = open_engine(models.folders["student"])
         try:
@@ -135,10 +156,15 @@ def mine(
                 sampling=settings.sampling,
                 max_tokens=settings.max_tokens,
                 run_seed=settings.run_seed,
+                aside=aside,
             )
         finally:
             engine.close()
-    if owed := missing(scored, len(prompts)):
+    if len(aside.reasons) == len(prompts):
+        raise KnockoutError(
+            f"{out}: every prompt was set aside: {next(iter(aside.reasons.values()))}"
+        )
+    if owed := missing(scored, len(prompts), aside):
         score_prompts(
             models,
             rolled,
@@ -148,7 +174,8 @@ def mine(
             device=device,
             tokens_per_batch=tokens_per_batch,
         )
-    return lambda: (read_shard(shard_path(scored, i)) for i in range(len(prompts)))
+    there = [i for i in range(len(prompts)) if i not in aside.reasons]
+    return lambda: (read_shard(shard_path(scored, i)) for i in there)
 
 
 def score_prompts(
@@ -169,7 +196,12 @@ def score_prompts(
     from knockout.mining.forward import score_sequences
 
     check = read_shard(shard_path(rolled, owed[0])).prompt.tolist()
-    loaded = {role: _load(models, role, settings.dtype, device, check) for role in models.folders}
+    loaded = {
+        role: load_scoring_model(
+            folder, f"{role} {models.names[role]}", settings.dtype, device, check
+        )
+        for role, folder in models.folders.items()
+    }
     students = [loaded[role] for role in ("student", "before") if role in loaded]
     positions, started = 0, time.monotonic()
     for start in range(0, len(owed), _WINDOW):
@@ -185,6 +217,7 @@ def score_prompts(
             flat,
             top_k=settings.ratio_top_k,
             tokens_per_batch=tokens_per_batch,
+            merge=models.merge,
         )
         done = 0
         for index, shard, own in zip(window, shards, responses, strict=True):
@@ -214,32 +247,6 @@ def score_prompts(
         )
 
 
-def _load(models: Models, role: str, dtype: str, device: str | None, check: Sequence[int]) -> Any:
-    """A checkpoint as a `ScoringModel`."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from knockout.mining.forward import ScoringModel
-    from knockout.tokens.checkpoint import quiet_transformers
-
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    try:
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                models.folders[role],
-                dtype=getattr(torch, dtype),
-                **({"device_map": "auto"} if device == "auto" else {}),
-            )
-        if device != "auto":
-            model.to(device)  # type: ignore[arg-type]
-    except (OSError, ValueError, RuntimeError) as error:
-        raise KnockoutError(f"{role} {models.names[role]}: cannot be loaded: {error}") from error
-    return ScoringModel(model, f"{role} {models.names[role]}", check)
-
-
 def _identity(models: Models, prompts: Sequence[Prompt], settings: MineSettings) -> dict[str, Any]:
     """What the folder's rollouts and scores depend on."""
     text = json.dumps([(p.source, p.doc_id, p.tokens, p.stop) for p in prompts])
@@ -248,4 +255,5 @@ def _identity(models: Models, prompts: Sequence[Prompt], settings: MineSettings)
         "n_prompts": len(prompts),
         "prompts": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
         **asdict(settings),
+        "merge": [list(group) for group in models.merge],
     }

@@ -21,6 +21,7 @@ __all__ = [
     "SCORES",
     "Estimate",
     "auc",
+    "harm",
     "join_scores",
     "kendall",
     "orthogonality",
@@ -267,10 +268,33 @@ def join_scores(verdicts: pd.DataFrame, scores: pd.DataFrame, names: Sequence[st
     return joined
 
 
+def harm(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """How much a ban hurt, in units of its own noise: −sign(Δ) z, z the two-sided p-value's.
+
+    |Δ| must not be ranked: knockouts share their baseline's noise, so |Δ| grows with the number of
+    forks, thus with frequency, where no ban does anything at all. Nor is Δ itself quite safe: its
+    spread grows too. In units of its spread all candidates are alike under the null.
+
+    Args:
+        rows: With `delta` and `p_value`; −Δ is taken where there are no p-values.
+
+    Returns:
+        (n,); NaN where the p-value is missing.
+    """
+    from scipy.stats import norm
+
+    delta = rows["delta"].to_numpy(dtype=np.float64)
+    if "p_value" not in rows:
+        return -delta
+    p = rows["p_value"].to_numpy(dtype=np.float64)
+    z: NDArray[np.float64] = norm.isf(np.clip(p, 1e-300, 1.0) / 2)
+    return -np.sign(delta) * z
+
+
 def orthogonality(
     joined: pd.DataFrame, names: Sequence[str], *, verdict: str = "verdict", level: float = 0.95
 ) -> pd.DataFrame:
-    """Relates every score to |Δ| and to pillarhood, benchmark by benchmark.
+    """Relates every score to the harm of a ban and to pillarhood, benchmark by benchmark.
 
     Controls and the A/A row are left out where a column `group` marks them: they were not chosen
     by a score.
@@ -283,7 +307,8 @@ def orthogonality(
 
     Returns:
         A row per benchmark and score: `benchmark`, `score`, `n` (candidates with that score),
-        `n_pillars`; for `spearman` and `kendall` (with |Δ|) and `auc` (of pillars against the
+        `n_pillars`; for `spearman` and `kendall` (with `harm`: positive where tokens of a high
+        score are the ones whose ban hurts) and `auc` (of pillars against the
         rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
         NaN where there is too little to say it, for example no pillar.
     """
@@ -293,7 +318,7 @@ def orthogonality(
         joined = joined[joined["group"] == "candidate"]
     rows = []
     for benchmark, part in joined.groupby("benchmark", sort=False):
-        effect = part["delta"].abs().to_numpy(dtype=np.float64)
+        effect = harm(part)
         pillar = (part[verdict] == "strong_pillar").to_numpy()
         for name in names:
             score = part[name].to_numpy(dtype=np.float64)

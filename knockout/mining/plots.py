@@ -48,12 +48,12 @@ def cutoff_figure(curve: pd.DataFrame, top: int) -> Any:
 
 
 def orthogonality_figure(table: pd.DataFrame) -> Any:
-    """Rank correlation with |Δ|, and AUC for pillars, of each score: a panel per benchmark."""
+    """Rank correlation with harm, and AUC for pillars, of each score: a panel per benchmark."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     benchmarks = list(dict.fromkeys(table["benchmark"]))
-    measures = (("spearman", "Spearman ρ with |Δ|", 0.0), ("auc", "AUC for pillars", 0.5))
+    measures = (("spearman", "Spearman ρ with harm", 0.0), ("auc", "AUC for pillars", 0.5))
     figure = make_subplots(
         rows=len(benchmarks),
         cols=2,

@@ -13,7 +13,7 @@ from knockout.mining.scores import TypeScores
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["cutoff_curve", "overlap_of_ranks", "rank_types"]
+__all__ = ["cutoff_curve", "knee", "overlap_of_ranks", "rank_types"]
 
 _REPEATS_AT_ONCE = 16
 
@@ -25,6 +25,11 @@ _RESAMPLED = {
     "rock_score": (False, False),
     "total_kl": (False, False),
 }
+
+PERSISTENT = {"n_high", "n_persistent", "persistence", "persistent_kl", "consistency"} | {
+    "rock_score_ctx"
+}
+"""Scores that are about persistent occurrences only."""
 
 
 def rank_types(
@@ -42,7 +47,9 @@ def rank_types(
         by: The column to rank by; higher is better, ties go to the lower id. Types without
             that score (NaN) are left out.
         drop_most_frequent: Leave out this many of the most frequent types.
-        min_count: Leave out types with fewer persistent occurrences.
+        min_count: Leave out types with fewer occurrences: persistent ones where the score adds up
+            persistent losses, all of them for any other score. (Else "forking tokens", ranked by
+            entropy, would be those among the persistently bad.)
         exclude: Token ids to leave out, for example special tokens.
 
     Returns:
@@ -56,7 +63,8 @@ def rank_types(
         raise ValueError(f"no score {by!r} to rank by; there are: {', '.join(numbers)}")
     common = table.sort_values(["frequency", "token_id"], ascending=[False, True])
     dropped = set(common["token_id"].head(drop_most_frequent)) | set(exclude)
-    kept = table[~table["token_id"].isin(list(dropped)) & (table["n_persistent"] >= min_count)]
+    counted = "n_persistent" if by in PERSISTENT else "frequency"
+    kept = table[~table["token_id"].isin(list(dropped)) & (table[counted] >= min_count)]
     kept = kept[kept[by].notna()]
     kept = kept.sort_values([by, "token_id"], ascending=[False, True], ignore_index=True)
     kept.insert(0, "rank", np.arange(1, len(kept) + 1))
@@ -113,7 +121,8 @@ def cutoff_curve(
 
     Returns:
         Columns `k`, `token_id` (the K-th type), `kl_share` (of the total KL of all positions),
-        `token_share` (of all positions), `stability`, `stability_low`, `stability_high` (2.5 %
+        `token_share` (of all positions), `output_share` (the mean over outputs of the share of
+        each), `grad_share` (of the summed lengths of ∂KL/∂logits), `stability`, `stability_low`, `stability_high` (2.5 %
         and 97.5 % of the resamples). Stability is NaN where it is not known, and with fewer than
         two prompts.
     """
@@ -127,6 +136,8 @@ def cutoff_curve(
             "token_id": top["token_id"].to_numpy(),
             "kl_share": top["total_kl"].cumsum().to_numpy() / scores.table["total_kl"].sum(),
             "token_share": top["share"].cumsum().to_numpy(),
+            "output_share": top["output_share"].cumsum().to_numpy(),
+            "grad_share": top["grad_share"].cumsum().to_numpy(),
             "stability": np.nan,
             "stability_low": np.nan,
             "stability_high": np.nan,
@@ -139,6 +150,27 @@ def cutoff_curve(
             values, [0.025, 0.975], axis=0
         )
     return frame
+
+
+def knee(curve: pd.DataFrame) -> int | None:
+    """The K after which more types add little: the knee of `kl_share`.
+
+    Where the curve is furthest above the straight line from K = 0 to its end (Satopää et al., "Finding
+    a Kneedle in a Haystack", 2011, without smoothing).
+
+    Args:
+        curve: `cutoff_curve(...)`.
+
+    Returns:
+        K; None where fewer than three types are ranked, or the curve is nowhere above the line (a
+        list that is not ranked by its share).
+    """
+    share = curve["kl_share"].to_numpy(dtype=np.float64)
+    if len(share) < 3 or share[-1] <= 0:
+        return None
+    above = share / share[-1] - curve["k"].to_numpy() / len(share)
+    best = int(np.argmax(above))
+    return int(curve["k"].iloc[best]) if above[best] > 1e-12 else None
 
 
 def _resampled(
@@ -155,7 +187,7 @@ def _resampled(
     ids = ranked["token_id"].to_numpy()
     persistent, with_context = _RESAMPLED[by]
     loss: Any = (scores.prompt_kl if persistent else scores.prompt_total)[:, ids]
-    count: Any = scores.prompt_count[:, ids]
+    count: Any = (scores.prompt_count if persistent else scores.prompt_seen)[:, ids]
     factor = np.nan_to_num(ranked["consistency"].to_numpy()) if with_context else np.ones(len(ids))
     ranks = np.arange(1, len(ids) + 1)
     values = np.empty((repeats, k_max))

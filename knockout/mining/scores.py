@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScoreSettings", "TypeScores", "score_types"]
 
-_MEANS = ("reverse_kl", "entropy", "agree", "teacher_gap", "signal", "noise")
+_MEANS = ("reverse_kl", "entropy", "agree", "teacher_gap", "signal", "noise", "grad_norm")
 _BEFORE = ("before_reverse_kl", "before_entropy", "before_agree")
 
 
@@ -30,10 +30,13 @@ class ScoreSettings:
         quantile: A position has a high loss where its reverse KL is above this quantile of all
             scored positions; before and after training each by their own quantile.
         window: Tokens on each side of an occurrence that make its context.
+        extra: Token scores of the registry, or products of them, that get a column of their own:
+            the mean over occurrences. A score that looks at a batch sees one prompt's rollouts.
     """
 
     quantile: float = 0.8
     window: int = 8
+    extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile < 1:
@@ -49,6 +52,7 @@ class TypeScores:
         prompt_kl: (n_prompts, V) sparse: the KL of each prompt's persistent occurrences by type.
         prompt_count: (n_prompts, V) sparse: how many they are.
         prompt_total: (n_prompts, V) sparse: the KL of all occurrences.
+        prompt_seen: (n_prompts, V) sparse: how many all occurrences are.
         threshold: Reverse KL above which a position has a high loss, in nats.
         threshold_before: The same before training; None without a student before training.
     """
@@ -57,6 +61,7 @@ class TypeScores:
     prompt_kl: Any
     prompt_count: Any
     prompt_total: Any
+    prompt_seen: Any
     threshold: float
     threshold_before: float | None
 
@@ -82,7 +87,7 @@ def score_types(
         ValueError: There is no scored position.
     """
     settings = settings or ScoreSettings()
-    sums = _Sums(vocab_size)
+    sums = _Sums(vocab_size, settings.extra)
     for shard in shards():
         sums.add(shard)
     if not sums.n:
@@ -96,7 +101,7 @@ def score_types(
 
     contexts = ContextSums(surprisal(sums.count), settings.window)
     n_high = np.zeros(vocab_size, dtype=np.int64)
-    rows_kl, rows_count, rows_total = [], [], []
+    rows_kl, rows_count, rows_total, rows_seen = [], [], [], []
     for shard in shards():
         kl = shard.scores["reverse_kl"]
         lasting = kl > threshold
@@ -108,6 +113,7 @@ def score_types(
         rows_kl.append(_sparse_row(types, kl[lasting], vocab_size))
         rows_total.append(_sparse_row(shard.tokens, kl, vocab_size))
         rows_count.append(_sparse_row(types, np.ones(len(types)), vocab_size))
+        rows_seen.append(_sparse_row(shard.tokens, np.ones(len(shard.tokens)), vocab_size))
     prompt_kl: Any = sparse.vstack(rows_kl, format="csr")
     prompt_count: Any = sparse.vstack(rows_count, format="csr")
     prompt_total: Any = sparse.vstack(rows_total, format="csr")
@@ -119,15 +125,21 @@ def score_types(
         consistency=contexts.consistency(),
         token_text=token_text,
     )
-    return TypeScores(table, prompt_kl, prompt_count, prompt_total, threshold, threshold_before)
+    prompt_seen: Any = sparse.vstack(rows_seen, format="csr")
+    return TypeScores(
+        table, prompt_kl, prompt_count, prompt_total, prompt_seen, threshold, threshold_before
+    )
 
 
 class _Sums:
     """Vocabulary-sized sums of the first pass."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, extra: Sequence[str] = ()) -> None:
         self.size = vocab_size
+        self.extra = extra
         self.n = 0
+        self.n_outputs = 0
+        self.output_share = np.zeros(vocab_size)
         self.count = np.zeros(vocab_size, dtype=np.int64)
         self.n_prompts = np.zeros(vocab_size, dtype=np.int64)
         self.position = np.zeros(vocab_size)
@@ -148,9 +160,33 @@ class _Sums:
             if name in shard.scores:
                 total = self.totals.setdefault(name, np.zeros(self.size))
                 total += np.bincount(tokens, weights=shard.scores[name], minlength=self.size)
+        lengths = shard.lengths[shard.lengths > 0]
+        self.n_outputs += len(lengths)
+        self.output_share += np.bincount(tokens, weights=1 / length, minlength=self.size)
+        for name in self.extra:
+            values = _by_registry(name, shard)
+            total = self.totals.setdefault(name, np.zeros(self.size))
+            total += np.bincount(tokens, weights=values, minlength=self.size)
         self.losses.append(shard.scores["reverse_kl"])
         if "before_reverse_kl" in shard.scores:
             self.losses_before.append(shard.scores["before_reverse_kl"])
+
+
+def _by_registry(name: str, shard: Shard) -> NDArray[np.float64]:
+    """(N,) of a registered token score; an infinite one counts as the largest finite one."""
+    import torch
+
+    from knockout.mining.kl import PositionScores
+    from knockout.mining.registry import score_positions
+
+    found = PositionScores(
+        *(torch.from_numpy(shard.scores[field].copy()) for field in PositionScores._fields)
+    )
+    values = score_positions(name, found).double().numpy()
+    finite = np.isfinite(values)
+    if not finite.all():
+        values = np.where(finite, values, values[finite].max(initial=0.0))
+    return values
 
 
 def _sparse_row(types: NDArray[np.int32], values: NDArray[Any], size: int) -> Any:
@@ -184,10 +220,13 @@ def _table(
         "token": [token_text(int(i)) for i in ids],
         "frequency": count,
         "share": count / sums.n,
+        "output_share": sums.output_share[ids] / sums.n_outputs,
         "n_prompts": sums.n_prompts[ids],
         "mean_position": sums.position[ids] / count,
         "mean_kl": mean["reverse_kl"],
         "total_kl": sums.totals["reverse_kl"][ids],
+        "grad_norm": mean["grad_norm"],
+        "grad_share": sums.totals["grad_norm"][ids] / max(sums.totals["grad_norm"].sum(), 1e-300),
         "entropy": mean["entropy"],
         "agreement": mean["agree"],
         "teacher_gap": mean["teacher_gap"],
@@ -211,5 +250,6 @@ def _table(
         "rock_score": sums.totals["reverse_kl"][ids],
         "rock_score_ctx": persistent_kl[ids] * consistency[ids],
     }
+    columns |= {name: mean[name] for name in sums.extra if name not in columns}
     frame = pd.DataFrame(columns)
     return frame.sort_values(["total_kl", "token_id"], ascending=[False, True], ignore_index=True)
