@@ -266,6 +266,4 @@ def test_noise_alone_neither_stagnates_nor_falls(tmp_path: Path) -> None:
         return float(means.kl[hard].mean() / means.kl_before[hard].mean())
 
     assert left(elsewhere) == pytest.approx(1, abs=0.2)
-    assert (
-        left(here) < 0.7
-    )  # chosen and measured on the same rollouts, all of them seem to have learned
+    assert left(here) < 0.8  # where they were chosen, all of them seem to have learned
