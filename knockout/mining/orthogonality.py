@@ -288,7 +288,8 @@ def harm(rows: pd.DataFrame) -> NDArray[np.float64]:
         return -delta
     p = rows["p_value"].to_numpy(dtype=np.float64)
     z: NDArray[np.float64] = norm.isf(np.clip(p, 1e-300, 1.0) / 2)
-    return -np.sign(delta) * z
+    signed: NDArray[np.float64] = -np.sign(delta) * z
+    return signed
 
 
 def orthogonality(

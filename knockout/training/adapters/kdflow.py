@@ -109,4 +109,5 @@ def divide(
         return total / weights.sum().clamp(min=1e-6)
     if by != "tokens":
         raise ValueError(f"by is {by!r}; expected kept or tokens")
-    return total / micro_batch["avg_micro_batch_token_num"]
+    mean: Tensor = total / micro_batch["avg_micro_batch_token_num"]
+    return mean
