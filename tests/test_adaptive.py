@@ -24,7 +24,7 @@ from knockout.method.interventions import ban
 from knockout.sweep.confirm import derive
 from knockout.sweep.jobs import Snapshot
 from knockout.sweep.owed import Plan, PlannedBenchmark
-from knockout.sweep.racing import complete_rounds, race_record, race_rounds, stand
+from knockout.sweep.racing import complete_rounds, race_record, race_rounds, race_warnings, stand
 from knockout.sweep.results import verdict_table
 from knockout.sweep.run import _forget_failures
 from knockout.sweep.scheduler import Scheduler
@@ -357,3 +357,16 @@ def test_the_command_line_races(tmp_path: Path, knockout: Command) -> None:
     assert [plan.sweep.settings(e).seeds for e in plan.sweep.benchmarks] == [
         race["rounds"]["words"]
     ]
+
+
+def test_a_race_warns_where_it_cannot_pay() -> None:
+    rule = VerdictRule()
+    assert race_warnings(rule, "maths", 500, 16, 200) == []
+    (few,) = race_warnings(VerdictRule(margin=0.05), "maths", 500, 3, 200)
+    assert "3 seeds saves next to no forks" in few
+    found = " ".join(race_warnings(rule, "aime", 30, 16, 200))
+    assert "finds next to nothing" in found
+    assert "no candidate can be shown to lie within ±0.02" in found
+    (nothing,) = race_warnings(rule, "aime", 8, 4, 200)
+    assert "cannot settle anything" in nothing
+    assert race_warnings(VerdictRule(target="benchmark", margin=0.05), "aime", 30, 16, 200) == []

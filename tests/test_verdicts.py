@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import time
 from pathlib import Path
@@ -14,12 +15,12 @@ from statsmodels.stats.multitest import multipletests
 from knockout.config.sweep import VerdictRule
 from knockout.errors import UsageError
 from knockout.ledger.grades import GradeCube
-from knockout.method.interventions import ban
+from knockout.method.interventions import Intervention, ban
 from knockout.tokens.candidates import Candidate
 from knockout.verdicts.blocks import Race
 from knockout.verdicts.files import write_verdicts
 from knockout.verdicts.race import settle_cube
-from knockout.verdicts.table import COLUMNS, build_verdicts
+from knockout.verdicts.table import COLUMNS, build_verdicts, verdict_key
 
 
 def cube_of(baseline, knockout, *, forked=None, name="maths", infos=None, ids=None) -> GradeCube:
@@ -255,6 +256,72 @@ def test_evidence_over_benchmarks_pools_and_lets_no_small_one_be_overruled() -> 
     raced = build_verdicts(cubes, rule, race=race)
     assert raced.evidence_overall.tolist()[0] == raced.evidence.tolist()[0] == "equivalent"
     assert "equivalent" not in raced.evidence_overall.tolist()[2:4]
+
+
+def test_missing_grades_are_split_by_arm_and_bound_delta() -> None:
+    rng = np.random.default_rng(9)
+    base = rng.integers(0, 2, (4, 2)).astype(np.int8)
+    knock = rng.integers(0, 2, (1, 4, 2)).astype(np.int8)
+    base[1, 0] = -1
+    knock[0, 1, 0] = knock[0, 2, 1] = -1
+    row = build_verdicts([cube_of(base, knock)]).iloc[0]
+    assert (row.n_missing, row.n_missing_baseline, row.n_missing_knockout) == (2, 1, 2)
+    filled = []
+    for b10, k10, k21 in itertools.product((0, 1), repeat=3):
+        whole, other = base.copy(), knock[0].copy()
+        whole[1, 0], other[1, 0], other[2, 1] = b10, k10, k21
+        filled.append(other.mean() - whole.mean())
+    assert (row.delta_lowest, row.delta_highest) == pytest.approx((min(filled), max(filled)))
+    complete = build_verdicts([random_cube()])
+    np.testing.assert_allclose(complete.delta_lowest, complete.delta, atol=1e-12)
+    np.testing.assert_allclose(complete.delta_highest, complete.delta, atol=1e-12)
+    assert (complete.n_missing_baseline + complete.n_missing_knockout == 0).all()
+
+
+def test_intervals_exclude_zero_exactly_where_their_rule_calls() -> None:
+    for seed in range(12):
+        cube = random_cube(seed, c=40, p=(30, 90)[seed % 2], s=(1, 3)[seed % 2])
+        frame = build_verdicts([cube], planned=(None, 200)[seed % 3 == 0])
+        for low, high, verdict in (
+            ("ci_low", "ci_high", "verdict_nominal"),
+            ("ci_low_fdr", "ci_high_fdr", "verdict_fdr"),
+        ):
+            outside = (frame[low] > 0) | (frame[high] < 0)
+            assert (outside == (frame[verdict] != "neutral")).all()
+        assert (frame.ci_low_fdr <= frame.ci_low + 1e-12).all()
+
+
+def test_a_call_that_few_problems_carry_is_marked() -> None:
+    base = np.ones((60, 8), np.int8)
+    knock = np.ones((3, 60, 8), np.int8)
+    knock[0, :12] = 0  # twelve problems carry it
+    knock[1, :3] = 0  # three carry most of it
+    knock[1, 3:9, 0] = 0
+    frame = build_verdicts([cube_of(base, knock)])
+    assert frame.verdict_nominal.tolist() == ["strong_pillar", "strong_pillar", "neutral"]
+    assert frame.n_carrying.tolist() == [6, 2, 0]
+    assert frame.few_carry.tolist() == [False, True, False]
+    assert verdict_key(frame.iloc[0]) == "strong_pillar"
+    assert frame.p_bounded[0] < 0.05 < frame.p_bounded[1]
+
+
+def test_each_family_is_corrected_by_itself() -> None:
+    base = np.ones((40, 1), np.int8)
+    knock = np.ones((13, 40, 1), np.int8)
+    knock[0, :9] = 0
+    knock[1:, :9] = 0
+    single = Candidate("a", ban((1,)))
+    doses = tuple(
+        Candidate(f"d{i}", Intervention("penalty", (2,), strength=1.0 + i)) for i in range(12)
+    )
+    frame = build_verdicts([cube_of(base, knock, infos=(single, *doses))])
+    assert frame.family.tolist() == ["singles", *["dose"] * 12]
+    p = 2 / 2**9
+    assert frame.p_adjusted[0] == frame.p_holm[0] == pytest.approx(p)
+    assert frame.p_holm[1] == pytest.approx(12 * p)
+    assert build_verdicts(
+        [cube_of(base, knock, infos=(single, *doses))], planned={"singles": 3, "dose": 12}
+    ).p_holm[0] == pytest.approx(3 * p)
 
 
 def test_files(tmp_path: Path) -> None:
