@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["KnockoutError", "UsageError"]
+__all__ = ["KnockoutError", "UsageError", "shortened", "shown"]
 
 
 class KnockoutError(Exception):
@@ -18,3 +18,21 @@ class UsageError(KnockoutError):
     """The request itself was wrong: a bad key, an id outside the vocabulary, a missing file."""
 
     exit_code = 2
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """A text for a message: cut where it is long, with its length in brackets.
+
+    Example:
+        >>> shortened("a" * 500, 4)
+        'aaaa… (500 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def shown(value: object, most: int = 120) -> str:
+    """A value for a message, as Python writes it, cut where it is long."""
+    try:
+        return shortened(repr(value), most)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"a {type(value).__name__} too long to show"

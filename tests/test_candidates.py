@@ -118,8 +118,9 @@ def test_end_of_text_needs_a_yes_and_takes_all_its_twins(vocabulary: Vocabulary)
     assert ids_of(found) == [(0, 1)]
     assert any("max_tokens" in line for line in found.warnings)
     assert any("one action" in line for line in found.warnings)
-    with pytest.raises(UsageError, match="token id 0 found twice"):
-        from_source(vocabulary, ids=[1, 0], allow_eos=True)
+    twice = from_source(vocabulary, ids=[1, 0], allow_eos=True)
+    assert ids_of(twice) == [(0, 1)]
+    assert "candidates.ids[1]: token id 0 found twice" in twice.warnings[-1]
 
 
 def test_names_are_unique_where_texts_are_not(vocabulary: Vocabulary) -> None:
@@ -141,7 +142,7 @@ def test_display_reads_back_and_hides_nothing(text: str, shown: str) -> None:
 
 
 def test_csv_and_parquet_columns(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    table = pd.DataFrame({"id": [240, 241, 242], "token": ["a", "b", "c"], "x": [0.5, 1, 2]})
+    table = pd.DataFrame({"id": [240, 241, 242], "token": ["a", "b", "c"], "x": [0.5, 11, 12]})
     table.to_csv(tmp_path / "t.csv", index=False)
     table.to_parquet(tmp_path / "t.parquet")
     for name in ("t.csv", "t.parquet"):
@@ -157,10 +158,123 @@ def test_csv_and_parquet_columns(tmp_path: Path, vocabulary: Vocabulary) -> None
     assert [(c.token_ids, c.group) for c in found.candidates] == [
         ((240,), "candidate"), ((241,), "candidate"), ((250,), "control"),
     ]  # fmt: skip
-    with pytest.raises(UsageError, match=r"t\.parquet: column x holds double"):
+    with pytest.raises(
+        UsageError, match=r"t\.parquet row 1, column x: found '0\.5'; expected a token id"
+    ):
         from_source(vocabulary, file=tmp_path / "t.parquet", column="x")
     with pytest.raises(UsageError, match=r"t\.parquet: no column 'rock'; it has id, token, x"):
         from_source(vocabulary, file=tmp_path / "t.parquet", column="rock")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "how"),
+    [
+        ("a.txt", "240\n241\n", None, "2 token ids from a.txt"),
+        ("a.txt", "\ufeff240\r\n241\r\n", None, "2 token ids from a.txt"),
+        ("a.txt", "240, 241", None, "2 token ids from a.txt"),
+        ("a.txt", "[240, 241]\n", None, "2 token ids from a.txt"),
+        ("list", "240 241\n", None, "2 token ids from list"),
+        ("a.json", "[240, 241]", None, "2 token ids from a.json"),
+        ("a.json", '\ufeff{"token_ids": [240, 241]}', None, "2 token ids from a.json, key token_ids"),
+        ("a.json", '[{"id": 240}, {"id": 241}]', None, "2 token ids from a.json, key id"),
+        ("a.jsonl", '{"id": 240, "x": 1}\n{"id": 241}\n', "id", "2 token ids from a.jsonl, key id"),
+        ("a.yaml", "freeze_list:\n  - 240  # the\n  - 241\n", None, "2 token ids from a.yaml, key freeze_list"),
+        ("a.csv", "\ufeffid,x\r\n240,a\r\n241,b\r\n", None, "2 token ids from a.csv, column id"),
+        ("a.csv", "240\n241\n", None, "2 token ids from a.csv"),
+        ("a.csv", "id;x\n240;1,5\n241;2\n", "id", "2 token ids from a.csv, column id"),
+        ("a.csv", "id,x\n240.0,1\n241.0,2\n,3\n", "id", "2 token ids from a.csv, column id"),
+        ("a.csv", 'id,x\n"240",1\n"241",2\n', "id", "2 token ids from a.csv, column id"),
+        ("a.tsv", "id\tx\n240\t1\n241\t2\n", "id", "2 token ids from a.tsv, column id"),
+    ],
+)  # fmt: skip
+def test_every_form_of_ids_is_read_and_echoed(
+    tmp_path: Path, vocabulary: Vocabulary, name: str, content: str, column: str | None, how: str
+) -> None:
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path / name).write_text(content.removeprefix("\ufeff"), encoding=encoding, newline="")
+        found = from_source(vocabulary, file=tmp_path / name, column=column)
+        assert ids_of(found) == [(240,), (241,)]
+        assert found.notes == (f"candidates: {how}",)
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert ids_of(from_source(vocabulary, file=tmp_path / name, column=column)) == [(240,), (241,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [
+        ("a.json", '[" wait", "."]', None),
+        ("a.json", '[{"token": " wait"}, {"token": "."}]', None),
+        ("a.yaml", '- " wait"\n- "."\n', None),
+        ("a.csv", "token,n\n wait,1\n.,2\n", "token"),
+        ("a.csv", 'token,n\n"  wait",1\n.,2\n'.replace("  ", " "), "token"),
+        ("a.csv", 'token,n\n"""\u0020wait""",1\n""".""",2\n', "token"),
+        ("a.txt", '" wait"\r\n.\r\n', None),
+    ],
+)  # fmt: skip
+def test_every_form_of_texts_is_read(
+    tmp_path: Path, vocabulary: Vocabulary, name: str, content: str, column: str | None
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    found = from_source(vocabulary, file=tmp_path / name, column=column)
+    texts = [vocabulary.tokenizer.decode(list(c.token_ids)) for c in found.candidates]
+    assert texts == [" wait", "."]
+    assert found.notes[0].startswith("candidates: 2 texts from a.")
+
+
+def test_quoted_digits_are_texts_and_said_to_be(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    digits = [vocabulary.single("1"), vocabulary.single("5")]
+    for name, content in (("a.txt", '"1"\n"5"\n'), ("a.json", '["1", "5"]')):
+        (tmp_path / name).write_text(content)
+        found = from_source(vocabulary, file=tmp_path / name)
+        assert ids_of(found) == [(token,) for token in digits]
+        assert found.notes == (f"candidates: 2 texts from {name} (in quotes, so not ids)",)
+
+
+def test_our_own_exports_read_back(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    from knockout.tokens.token_list import document
+    from knockout.verdicts.export import write
+
+    rows: list[dict[str, Any]] = [
+        {"candidate": name, "token_ids": ids, "tokens": [vocabulary.show(i) for i in ids],
+         "verdict": "neutral", "evidence": "equivalent", "benchmarks": {}}
+        for name, ids in (('" a"', [240]), ("both", [241, 242]), ('"b, c"', [243]))
+    ]  # fmt: skip
+    about: dict[str, Any] = {
+        "model": "m", "vocabulary": "v", "run": {}, "rule": {}, "selection": {"verdicts": []},
+    }  # fmt: skip
+    assert document(rows, **about)["token_ids"] == [240, 241, 242, 243]
+    for kind in ("ids", "json", "csv", "parquet", "yaml"):
+        path = tmp_path / f"list.{'json' if kind == 'ids' else kind}"
+        write(rows, kind, path, about)  # type: ignore[arg-type]
+        found = from_source(vocabulary, file=path)
+        if kind in ("ids", "yaml"):
+            assert ids_of(found) == [(240,), (241,), (242,), (243,)]
+        else:
+            assert ids_of(found) == [(240,), (241, 242), (243,)]
+            assert found.candidates[1].name == "both"
+            assert "2 token ids and 1 set of token ids from list." in found.notes[0]
+
+
+def test_one_token_in_two_sources_is_one_candidate(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    token = vocabulary.single(" wait")
+    (tmp_path / "a.csv").write_text(f"id\n{token}\n240\n{token}\n")
+    found = from_source(vocabulary, file=tmp_path / "a.csv", strings=[" wait"], ids=[240])
+    assert ids_of(found) == [(token,), (240,)]
+    assert len(found.warnings) == 3
+    assert "candidates.strings[0]: token id" in found.warnings[2]
+    assert "found twice, first at" in found.warnings[2]
+
+
+def test_special_tokens_without_a_role_are_known() -> None:
+    from knockout.tokens.special import special_ids
+    from knockout.tokens.vocabulary import open_vocabulary
+
+    _, tokenizer, smol = open_vocabulary("smollm2-135m")
+    table = json.loads(tokenizer.backend_tokenizer.to_str())["added_tokens"]
+    marked = {entry["id"] for entry in table if entry["special"]}
+    assert len(marked) == 17
+    assert special_ids(tokenizer) == smol.special_ids == marked
+    assert tokenizer.convert_tokens_to_ids("<file_sep>") in smol.special_ids
 
 
 def test_a_text_file_of_strings(tmp_path: Path, vocabulary: Vocabulary) -> None:
@@ -175,21 +289,33 @@ def test_a_text_file_of_strings(tmp_path: Path, vocabulary: Vocabulary) -> None:
     ("name", "text", "column", "message"),
     [
         ("a.json", "[240, true]", None, "a.json entry 2: found true; expected a token id"),
+        ("a.yaml", "[0x" + "f" * 6000 + "]", None, "a.yaml entry 1: found a int too long to show"),
         ("a.json", "[240.0]", None, "a.json entry 1: found 240.0"),
-        ("a.json", '["12"]', None, 'a.json entry 1: found "12"'),
-        ("a.json", "[null]", None, "a.json entry 1: found null"),
-        ("a.json", "{}", None, "a.json: found a dict; expected a list"),
+        ("a.json", '["12"]', None, 'a.json entry 1: "12" is not one token'),
+        ("a.json", '["\\ud800"]', None, "a.json entry 1: found half of a surrogate pair"),
+        ("a.json", "[" * 2000, None, "a.json"),
+        ("a.json", "[" + "9" * 5000 + "]", None, "a.json: cannot be read"),
+        ("a.json", '[{"x": 1}, {"y": 2}]', None, "a.json: which column? Name one with `column:`; it has x, y"),
+        ("a.json", '[[1], ["x"]]', None, "a.json entry 2: found ['x']; expected a list of token ids"),
+        ("a.yaml", "a: &a [*a]", None, "the alias *a stands inside what it names"),
+        ("a.json", "[null]", None, "a.json entry 1: found None"),
+        ("a.json", "{}", None, "a.json: found a mapping with keys none; expected a list"),
+        ("a.json", "3", None, "a.json: found a int; expected a list"),
         ("a.json", "[1,\n 2", None, "a.json line 2: not valid JSON"),
         ("a.json", "[]", None, "a.json: found no entries"),
         ("a.json", "[-1]", None, "a.json entry 1: token id -1 is outside the vocabulary; expected 0 to"),
         ("a.json", "[240, 99999]", None, "a.json entry 2: token id 99999 is outside"),
-        ("a.json", "[240, 241, 240]", None, "a.json entry 3: token id 240 found twice, first at"),
-        ("a.json", "[240]", "id", "a.json: found column: id; only CSV and Parquet"),
-        ("a.csv", "id,x\n240,1\n240.0,2\n", "id", "a.csv line 3, column id: found '240.0'"),
-        ("a.csv", "id,x\n,1\n240,2\n", "id", "a.csv line 2: found an empty cell"),
+        ("a.json", "[240]", "id", "a.json: found column: id; the list's entries have no keys"),
+        ("a.txt", "240", "id", "a.txt: found column: id; only CSV"),
+        ("a.csv", "id,x\n240,1\n240.5,2\n", "id", "a.csv line 3, column id: found '240.5'"),
+        ("a.csv", "id,x\n,1\n240,2\n", "id", "a.csv line 2, column id: found an empty cell"),
+        ("a.csv", "x\n" + "240\n" * 3 + "24o\n", None, "a.csv line 5, column x: found '24o'; expected a token id (a whole number), as 3 others are"),
+        ("a.csv", "a,a,b\n1,2,3\n", "a", "a.csv: more than one column 'a'"),
+        ("a.csv", "a,b\n1,2,3\n", "a", "a.csv line 2: found 3 cells under a header of 2"),
+        ("a.csv", "id\n" + "9" * 5000, None, "expected a token id"),
         ("a.csv", "id,x\n", "id", "a.csv: found no entries"),
         ("a.csv", "id,x\n1,2\n", "ix", "a.csv: no column 'ix'; it has id, x"),
-        ("a.csv", "id,x\n1,2\n", None, "a.csv: which column?"),
+        ("a.csv", "y,x\n1,2\n", None, "a.csv: which column?"),
         ("a.csv", "id,x\n²,2\n", "id", "found '²'"),
         ("a.txt", "", None, "a.txt: found no entries"),
         ("a.txt", ".\n the\n", None, "a.txt line 2: white space around 'the'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,55 @@ def test_interventions_that_make_no_sense_are_refused(given: str, message: str) 
         parse(SMALL, given)
     assert message in str(error.value)
     parse(SMALL, "candidates.where=thinking", 'chat.think_end="</think>"')
+
+
+_BASE = "model: m\nbenchmarks: [a]\ncandidates: {ids: [5]}\n"
+_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_BASE + "seeds: 2024-99-99\n", "s.yaml:4: `seeds`: found '2024-99-99'; expected a whole number"),
+        (_BASE + "seeds: !!timestamp 2024-99-99\n", "s.yaml:4:8: not valid YAML: 2024-99-99 is no timestamp"),
+        (_BASE + "seeds: !!int abc\n", "s.yaml:4:8: not valid YAML: abc is no int"),
+        (_BASE + "seeds: " + "9" * 5000, "s.yaml:4:8: not valid YAML: 9999"),
+        (_BASE + "seeds: 0x" + "f" * 6000, "s.yaml:4: `seeds`: found a int too long to show"),
+        (_BASE + "data_dir: ~nosuchuser/x\n", "s.yaml:4: `data_dir`: found '~nosuchuser/x'; not a path here"),
+        (_BASE.replace("m\n", "~nosuchuser/x\n", 1), "s.yaml:1: `model`: found '~nosuchuser/x'; not a path"),
+        (_BASE + "chat: &a {args: {x: *a}}\n", "s.yaml:4:21: not valid YAML: the alias *a stands inside"),
+        (_BASE + "chat: {args: {x: " + "[" * 1500 + "]" * 1500 + "}}", "nested deeper than 64 levels"),
+        (_BASE + _BOMB, "more than 200,000 values, counting what aliases name"),
+        (_BASE + "strategy: " + "x" * 100_000, "(100,002 characters); expected 'fork' or 'naive'"),
+        (_BASE.replace("m\n", "x" * 100_000 + "\n", 1), "s.yaml:1: `model`: found 'xxx"),
+        (_BASE + 'revision: "\\ud800"\n', "half of a surrogate pair"),
+        (_BASE.replace("[a]", "[{name: a, sampling: {temperature: hot}}]"),
+         "s.yaml:2: `benchmarks[0].sampling.temperature`: found 'hot'; expected a number"),
+        (_BASE.replace("[a]", "[{name: a, sampling: {tok: 1}}]"),
+         "s.yaml:2: unknown key `benchmarks[0].sampling.tok`; did you mean `top_k`?"),
+        (_BASE.replace("[a]", "[{name: a, sampling: 3}]"),
+         "s.yaml:2: `benchmarks[0].sampling`: found 3; expected a mapping"),
+        (_BASE.replace("[a]", "{a: b}"), "s.yaml:2: `benchmarks`: found {'a': 'b'}; expected a list"),
+        (_BASE + "1: 2\n", "expected keys that are texts"),
+        (_BASE + "x: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+        (_BASE + "x: \x00\n", "s.yaml: not valid YAML: unacceptable character"),
+    ],
+)  # fmt: skip
+def test_no_text_ends_in_anything_but_one_short_complaint(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    started = time.perf_counter()
+    with pytest.raises(UsageError) as caught:
+        parse_sweep(text, "s.yaml", tmp_path)
+    assert time.perf_counter() - started < 5  # an alias bomb took over 20 s; this leaves room
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+
+
+def test_a_date_is_a_text(tmp_path: Path) -> None:
+    assert parse_sweep(_BASE + "revision: 2024-01-31\n", "s", tmp_path).revision == "2024-01-31"
+    twice = "chat: {args: {x: &a [1, 2], y: *a}}\n"
+    assert parse_sweep(_BASE + twice, "s", tmp_path).chat.args == {"x": [1, 2], "y": [1, 2]}

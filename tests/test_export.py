@@ -158,14 +158,14 @@ def test_other_files_are_read_too(tmp_path: Path) -> None:
 
 def test_yaml_is_a_fragment_with_the_tokens_beside_the_ids() -> None:
     text = render(selected(TABLE, verdicts=[P]), "yaml", ABOUT)
-    assert yaml.safe_load(text) == {"freeze_list": [1, 4, 5]}
+    assert yaml.safe_load(text) == {"pillars": [1, 4, 5]}
     assert "- 4  # t4" in text
-    assert yaml.safe_load(render([], "yaml", ABOUT)) == {"freeze_list": []}
+    assert yaml.safe_load(render([], "yaml", ABOUT)) == {"pillars": []}
     odd = [
         {"token_ids": [7, 8], "tokens": ["a\u2028- 9", "b"]},
         {"token_ids": [8], "tokens": ["b"]},
     ]
-    assert yaml.safe_load(render(odd, "yaml", ABOUT)) == {"freeze_list": [7, 8]}
+    assert yaml.safe_load(render(odd, "yaml", ABOUT)) == {"pillars": [7, 8]}
     with pytest.raises(ValueError, match="needs to know the model"):
         render([], "json")
 
@@ -191,3 +191,23 @@ def test_tables_have_a_row_a_candidate(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="Parquet file cannot be printed"):
         render(rows, "parquet")
+
+
+def test_the_yaml_key_says_what_the_list_is() -> None:
+    from knockout.verdicts.export import list_name
+
+    assert list_name({"verdicts": [P]}, ["effect"]) == "pillars"
+    assert list_name({"verdicts": [S]}, ["effect"]) == "stumbling_blocks"
+    assert list_name({"verdicts": [N]}, ["equivalent"]) == "neutral"
+    assert list_name({"verdicts": [N]}, ["equivalent", "undetermined"]) == "neutral_or_undetermined"
+    assert list_name({"verdicts": [N]}, ["undetermined"]) == "undetermined"
+    assert list_name({"verdicts": [P, N]}, ["effect", "undetermined"]) == "tokens"
+    assert list_name({"verdicts": [N], "group": "control"}, ["equivalent"]) == "controls"
+    assert list_name({"verdicts": [], "freeze_list": {}}, ["equivalent"]) == "freeze_list"
+
+
+def test_a_published_table_gives_scores_by_either_name(tmp_path: Path) -> None:
+    path = tmp_path / "rocks.csv"
+    path.write_text("rock_id,rock_freq,rock_mean_kl,ctrl_id\n3,7,0.5,9\n4,8,1.5,\n")
+    assert read_scores(path, "mean_kl") == read_scores(path, "rock_mean_kl") == {3: 0.5, 4: 1.5}
+    assert read_scores(path, "frequency") == {3: 7, 4: 8}

@@ -19,10 +19,10 @@ from knockout.mining.orthogonality import (
     join_scores,
     kendall,
     orthogonality,
-    read_scores,
     read_verdicts,
     spearman,
 )
+from knockout.tokens.token_list import read_score_table
 
 DATA = Path(
     os.environ.get("KNOCKOUT_TEST_DATA", Path(__file__).parents[1].parent / "shared" / "data")
@@ -105,7 +105,7 @@ def test_a_score_that_predicts_is_told_from_one_that_does_not(tmp_path: Path) ->
     )
     scores.to_csv(tmp_path / "scores.csv", index=False)
     rows = verdicts()
-    joined = join_scores(rows, read_scores(tmp_path / "scores.csv"), ["frequency", "entropy"])
+    joined = join_scores(rows, read_score_table(tmp_path / "scores.csv"), ["frequency", "entropy"])
     table = orthogonality(joined, ["frequency", "entropy"]).set_index("score")
     assert table.loc["frequency", "n"] == (rows["group"] == "candidate").sum()
     assert table.loc["frequency", "spearman"] == pytest.approx(1)
@@ -172,17 +172,17 @@ def test_what_is_no_table_of_scores_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no column token_id or rock_id; it has a, b"):
-        read_scores(path)
+        read_score_table(path)
     path.write_text("token_id\n4\n4\n")
     with pytest.raises(UsageError, match="token id 4 is there twice"):
-        read_scores(path)
+        read_score_table(path)
     with pytest.raises(UsageError, match="cannot be read as a table"):
-        read_scores(tmp_path / "none.csv")
+        read_score_table(tmp_path / "none.csv")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="published lists are not here")
 def test_the_published_csv_serves_as_scores() -> None:
-    scores = read_scores(DATA / "rock_vs_control_qwen3_4b.csv")
+    scores = read_score_table(DATA / "rock_vs_control_qwen3_4b.csv")
     names = [n for n in SCORES if n in scores]
     assert names == ["frequency", "mean_kl", "rock_score"]
     assert scores["rock_score"].to_numpy() == pytest.approx(

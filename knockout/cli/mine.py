@@ -101,6 +101,7 @@ def mine(
     from knockout.mining.mine import MineSettings, open_models
     from knockout.mining.mine import mine as run
     from knockout.mining.scores import ScoreSettings, score_types
+    from knockout.tokens.special import special_ids
 
     logging.getLogger("knockout.mining").setLevel(logging.INFO)
     from knockout.mining.load import DTYPES
@@ -145,7 +146,7 @@ def mine(
         out,
         scores,
         listing,
-        models.tokenizer.all_special_ids,
+        sorted(special_ids(models.tokenizer)),
         summary | {"quantile": quantile, "window": window},
         embed_plotly=embed_plotly,
     )
@@ -181,16 +182,17 @@ def orthogonality(
     each with an interval and a corrected p-value, by benchmark.
     """
     from knockout.files import write_text
-    from knockout.mining.orthogonality import SCORES, join_scores, read_scores, read_verdicts
+    from knockout.mining.orthogonality import SCORES, join_scores, read_verdicts
     from knockout.mining.orthogonality import orthogonality as relate
     from knockout.mining.plots import orthogonality_figure, write_figure
+    from knockout.tokens.token_list import read_score_table
 
     columns = {"fdr": "verdict", "nominal": "verdict_nominal"}
     if rule not in columns or not 0 < level < 1:
         raise UsageError(
             f"--rule is {rule!r} and --level {level}; expected fdr or nominal, and 0 < level < 1"
         )
-    verdicts, table = read_verdicts(folder), read_scores(scores)
+    verdicts, table = read_verdicts(folder), read_score_table(scores)
     if columns[rule] not in verdicts:
         raise UsageError(f"{folder}: its verdicts have no column {columns[rule]}")
     names = score or [name for name in SCORES if name in table]

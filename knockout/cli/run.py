@@ -287,6 +287,7 @@ def export(
     if top is not None:
         chosen = ranked(chosen, top, by, None if scores is None else read_scores(scores, by))
         selection |= {"top": top, "by": by}
+    _say_what_is_undetermined(chosen)
     about = None
     if for_model is not None or kind in ("json", "yaml"):
         about = {
@@ -301,6 +302,18 @@ def export(
     else:
         write(chosen, kind, out, about)  # type: ignore[arg-type]
         print(f"{len(chosen)} candidates in {out}", file=sys.stderr)
+
+
+def _say_what_is_undetermined(chosen: list[dict[str, Any]]) -> None:
+    """Absence of evidence is not to be sold as evidence of absence."""
+    n = sum(row["evidence"] == "undetermined" for row in chosen)
+    if n:
+        print(
+            f"warning: {n} of these {len(chosen)} candidates {'is' if n == 1 else 'are'} "
+            "undetermined: measured too little to say that they do nothing. "
+            "--evidence equivalent and --evidence effect leave them out",
+            file=sys.stderr,
+        )
 
 
 def _vocabulary(model: str, other: str | None, force: bool) -> str:

@@ -16,7 +16,9 @@ __all__ = ["candidates", "doctor", "grade"]
 
 
 def candidates(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, Parquet, JSON or text.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV, TSV, Parquet, JSON, YAML or text.")
+    ],
     model: Annotated[str, typer.Option("--model", help="Whose tokens they are.")],
     column: Annotated[
         str | None, typer.Option("--column", help="Of a CSV or Parquet file.")
@@ -50,6 +52,8 @@ def candidates(
                 for c in found.candidates
             ],
         )
+    for note in found.notes:
+        print(note, file=sys.stderr)
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

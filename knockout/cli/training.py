@@ -58,21 +58,17 @@ def geometry(
     from knockout.mining.load import check_device, load_scoring_model
     from knockout.mining.mine import open_models
     from knockout.mining.shards import read_shard
+    from knockout.tokens.special import special_ids
 
     logging.getLogger("knockout.geometry").setLevel(logging.INFO)
     check_device(device)
     run = open_run(folder)
     models = open_models(teacher or run.models["teacher"], student or run.models["student"])
     if candidates is not None:
-        from knockout.tokens.lists import read_list
+        from knockout.tokens.token_list import read_token_list
 
-        named = read_list(
-            candidates, column or ("rock_id" if candidates.suffix == ".csv" else None)
-        )
-        if strange := next((item for item in named if not isinstance(item.value, int)), None):
-            raise UsageError(f"{strange.where}: found {strange.value!r}; expected a token id")
-        run = replace(run, rocks=[int(item.value) for item in named])
-    special = [int(v) for v in models.tokenizer.all_special_ids]
+        run = replace(run, rocks=list(read_token_list(candidates, column=column)))
+    special = sorted(special_ids(models.tokenizer))
     groups = groups_of(run, top, seed, min_count, special)
     if not groups["rock"]:
         raise UsageError(f"{folder}: no rock occurs {min_count} times; lower --min-count")

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from knockout.config.sweep import Sweep
 from knockout.config.urls import without_secrets
-from knockout.errors import UsageError
+from knockout.config.yaml import read_yaml
+from knockout.errors import UsageError, shortened, shown
 
 __all__ = ["dump_sweep", "load_sweep", "parse_sweep", "sweep_record"]
 
@@ -43,16 +44,8 @@ def load_sweep(path: Path, sets: Sequence[str] = ()) -> Sweep:
 
 def parse_sweep(text: str, name: str, base: Path, sets: Sequence[str] = ()) -> Sweep:
     """Parses the text of a sweep file; see `load_sweep`."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = _lines(node, name)
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise UsageError(f"{where}: not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{name}: not valid YAML: {error}") from None
+    found_yaml = read_yaml(text, name)
+    data, lines = found_yaml.value, _lines(found_yaml.node, name)
     if not isinstance(data, dict):
         found = "nothing" if data is None else f"a {type(data).__name__}"
         raise UsageError(f"{name}: found {found}; expected keys such as `model:`")
@@ -110,22 +103,28 @@ def _set(data: dict[str, Any], item: str) -> None:
     key, equals, value = item.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
-        raise UsageError(f"--set {item}: expected key.path=value, such as sampling.temperature=1")
+        raise UsageError(
+            f"--set {shortened(item)}: expected key.path=value, such as sampling.temperature=1"
+        )
     try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UsageError(f"--set {item}: the value {value!r} is not valid YAML") from None
+        parsed = read_yaml(value, "the value").value
+    except UsageError as error:
+        raise UsageError(f"--set {shortened(item)}: {error}") from None
     here: Any = data
     for depth, part in enumerate(keys):
         step: str | int = part
         if isinstance(here, list):
             if not part.isdecimal() or int(part) >= len(here):
                 at = ".".join(keys[:depth])
-                raise UsageError(f"--set {item}: `{at}` is a list of {len(here)}; found `{part}`")
+                raise UsageError(
+                    f"--set {shortened(item)}: `{at}` is a list of {len(here)}; found `{part}`"
+                )
             step = int(part)
         elif not isinstance(here, dict):
             at = ".".join(keys[:depth])
-            raise UsageError(f"--set {item}: `{at}` is {here!r} and has no key `{part}`")
+            raise UsageError(
+                f"--set {shortened(item)}: `{at}` is {shown(here)} and has no key `{part}`"
+            )
         if depth == len(keys) - 1:
             here[step] = parsed
             return
@@ -136,13 +135,16 @@ def _set(data: dict[str, Any], item: str) -> None:
 
 def _worth_showing(error: ValidationError) -> list[Any]:
     """The errors, without the second view that a union gives of the same value."""
-    shown, seen = [], set()
-    for item in error.errors(include_url=False):
-        place = tuple(part for part in item["loc"] if not _is_union_tag(part))
-        if place not in seen:
+    chosen, seen = [], set()
+    items = error.errors(include_url=False)
+    places = [tuple(part for part in item["loc"] if not _is_union_tag(part)) for item in items]
+    for item, place in zip(items, places, strict=True):
+        # A list whose entries are wrong is also called too short.
+        inner = any(len(p) > len(place) and p[: len(place)] == place for p in places)
+        if place not in seen and not (inner and item["type"] == "too_short"):
             seen.add(place)
-            shown.append(item)
-    return shown
+            chosen.append(item)
+    return chosen
 
 
 def _is_union_tag(part: str | int) -> bool:
@@ -153,7 +155,7 @@ def _show(path: Sequence[str | int]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+    return shortened(text)
 
 
 def _complaint(item: Any, name: str, lines: dict[KeyPath, int]) -> str:
@@ -168,11 +170,35 @@ def _complaint(item: Any, name: str, lines: dict[KeyPath, int]) -> str:
         return f"{where}: unknown key `{key}`; {hint}"
     if item["type"] == "missing":
         return f"{where}: `{key}` is missing"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    message = message.replace("Input should be", "expected", 1)
+    message = _in_words(str(item["msg"]))
     if item["type"] == "value_error" and not isinstance(item["input"], str | int | float):
         return f"{where}: `{key}`: {message}"
-    return f"{where}: `{key}`: found {item['input']!r}; {message[:1].lower()}{message[1:]}"
+    return f"{where}: `{key}`: found {shown(item['input'])}; {message[:1].lower()}{message[1:]}"
+
+
+# What pydantic says, and what it means to someone who writes YAML.
+_WORDS = (
+    ("Value error, ", ""),
+    ("Input should be", "expected"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary", "a mapping"),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid string", "a text"),
+    ("a valid boolean", "true or false"),
+    (", unable to parse string as a number", ""),
+    (", unable to parse string as an integer", ""),
+    (", unable to interpret input", ""),
+    ("Tuple should have at least 1 item after validation, not 0", "expected at least one"),
+    ("String should have at least 1 character", "expected a text that is not empty"),
+    ("Keys should be strings", "expected keys that are texts"),
+)
+
+
+def _in_words(message: str) -> str:
+    for theirs, ours in _WORDS:
+        message = message.replace(theirs, ours, 1)
+    return shortened(message.split(" or instance of ")[0], 300)
 
 
 def _keys_at(path: KeyPath) -> list[str]:

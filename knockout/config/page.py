@@ -137,7 +137,7 @@ def _bounds(field: FieldInfo) -> str:
         f"{sign} {limit:g}"
         for constraint in _constraints(field.metadata, field.annotation)
         for name, sign in signs.items()
-        if (limit := getattr(constraint, name, None)) is not None
+        if (limit := getattr(constraint, name, None)) is not None and limit < 2**31 - 1
     ]
     return ", ".join(dict.fromkeys(found))
 

@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from knockout.errors import shortened
+
 __all__ = [
     "Adaptive",
     "BenchmarkEntry",
@@ -62,16 +64,25 @@ def _no_bool(value: Any) -> Any:
 
 def _relative_to_file(value: Path, info: ValidationInfo) -> Path:
     base: Path = (info.context or {}).get("base", Path())
-    return (base / value.expanduser()).resolve()
+    try:
+        return (base / value.expanduser()).resolve()
+    except (OSError, RuntimeError) as error:  # no such user, a loop of links, a name too long
+        raise ValueError(f"not a path here: {shortened(str(error))}") from None
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+def _no_half_characters(value: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("expected whole characters; this holds half of a surrogate pair")
+    return value
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=1)]
 FilePath = Annotated[Path, AfterValidator(_relative_to_file)]
-TokenId = Annotated[int, Field(strict=True)]
-Text = Annotated[str, Field(strict=True)]
+TokenId = Annotated[int, Field(strict=True, ge=-(2**31), le=2**31 - 1)]
+Text = Annotated[str, Field(strict=True), AfterValidator(_no_half_characters)]
 
 
 class _Model(BaseModel):
@@ -182,18 +193,22 @@ class FileColumn(_Model):
     """A list of token ids or strings in a file."""
 
     file: FilePath = handling()
-    """CSV, Parquet, JSON (a bare list) or text (a string a line, JSON-quoted where wanted)."""
+    """CSV, TSV, Parquet, JSON, YAML or text: token ids, texts (JSON-quoted where white space
+    matters), or a list of `knockout export`. The run says how it was read."""
     column: Text | None = handling(None)
-    """The column of a CSV or Parquet file; other files have none."""
+    """The column of a table, or a key of objects in JSON; null: the only one, or the one that is
+    called `token_id`, `rock_id`, `id` or `token_ids`."""
 
 
 class CandidateSource(_Model):
     """Where the candidates come from; at least one of file, ids, strings, sets and replace is given."""
 
     file: FilePath | None = handling(None)
-    """CSV, Parquet, JSON (a bare list) or text (a string a line, JSON-quoted where wanted)."""
+    """CSV, TSV, Parquet, JSON, YAML or text: token ids, texts (JSON-quoted where white space
+    matters), or a list of `knockout export`. The run says how it was read."""
     column: Text | None = handling(None)
-    """The column of a CSV or Parquet file; other files have none."""
+    """The column of a table, or a key of objects in JSON; null: the only one, or the one that is
+    called `token_id`, `rock_id`, `id` or `token_ids`."""
     ids: tuple[TokenId, ...] | None = handling(None)
     """Token ids, each its own candidate."""
     strings: tuple[Text, ...] | None = handling(None)
@@ -386,9 +401,12 @@ class Sweep(_Model):
     @classmethod
     def _local_folder(cls, value: str, info: ValidationInfo) -> str:
         base = (info.context or {}).get("base", Path())
-        path = Path(value).expanduser()
-        if value.startswith((".", "/", "~")) or (base / path).is_dir():
-            return str((base / path).resolve())
+        try:
+            path = Path(value).expanduser()
+            if value.startswith((".", "/", "~")) or (base / path).is_dir():
+                return str((base / path).resolve())
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"not a path here: {shortened(str(error))}") from None
         return value
 
     @model_validator(mode="after")

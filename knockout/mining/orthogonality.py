@@ -25,7 +25,6 @@ __all__ = [
     "join_scores",
     "kendall",
     "orthogonality",
-    "read_scores",
     "read_verdicts",
     "spearman",
 ]
@@ -41,13 +40,6 @@ SCORES = (
 )
 """Scores that are looked at by default, where the file has them."""
 
-# What published lists call our columns.
-_OTHER_NAMES = {
-    "token_id": ("rock_id",),
-    "frequency": ("rock_freq",),
-    "mean_kl": ("rock_mean_kl",),
-    "rock_score": ("rock_freq_mean",),
-}
 _SUMS = {"frequency", "rock_score", "rock_score_ctx", "total_kl", "persistent_kl"}
 
 
@@ -166,41 +158,6 @@ def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 
     low = brentq(excess, 0.0 if area < 1 else inside, min(area, 1 - inside)) if area > 0 else 0.0
     high = brentq(excess, max(area, inside), 1.0 if area > 0 else 1 - inside) if area < 1 else 1.0
     return Estimate(area, float(low), float(high), float(found.pvalue))
-
-
-def read_scores(path: Path) -> pd.DataFrame:
-    """Reads a table of token scores: ours, a mined list, or a published rock list.
-
-    Args:
-        path: CSV or Parquet with the column `token_id` or `rock_id`.
-
-    Returns:
-        The table with our column names, one row per token id.
-
-    Raises:
-        UsageError: The file cannot be read, has no column of ids, or an id twice.
-    """
-    import pandas as pd
-
-    try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read as a table: {error}") from None
-    names = {
-        other: ours
-        for ours, others in _OTHER_NAMES.items()
-        for other in others
-        if other in table and ours not in table
-    }
-    table = table.rename(columns=names)
-    if "token_id" not in table:
-        raise UsageError(
-            f"{path}: no column token_id or rock_id; it has {', '.join(map(str, table.columns))}"
-        )
-    twice = table["token_id"][table["token_id"].duplicated()]
-    if len(twice):
-        raise UsageError(f"{path}: token id {twice.iloc[0]} is there twice; expected one row each")
-    return table
 
 
 def read_verdicts(folder: Path) -> pd.DataFrame:

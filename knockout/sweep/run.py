@@ -94,6 +94,8 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
         raise UsageError(f"{out}: cannot be made: {error.strerror}") from None
     with RunLock(out), _logging_to(out / "run.log"), _open_ledger(prepared, out) as ledger:
         write_text(out / "config.yaml", dump_sweep(sweep))
+        for note in prepared.resolved.notes:
+            log.info(note)
         for warning in prepared.warnings:
             log.warning(warning)
         if retry_failed:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from knockout.config.sweep import CandidateSource
-from knockout.errors import UsageError
+from knockout.errors import UsageError, shortened
 from knockout.method.interventions import Intervention, ban
 from knockout.tokens.eos import widen_stop_ban
-from knockout.tokens.lists import Item, read_list
+from knockout.tokens.lists import Item, open_list
+from knockout.tokens.special import special_ids
 from knockout.tokens.variants import dosed, pairs_of, replacement_token, scoped
 
 __all__ = [
@@ -75,10 +77,12 @@ class Resolved:
         candidates: In the source's order: candidates (penalties before their ban), replacements,
             controls, pairs, the canary.
         warnings: One line each.
+        notes: How each file was read, such as "100 token ids from rocks.csv, column rock_id".
     """
 
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class Vocabulary:
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, those that end the text included."""
-        return frozenset(self.tokenizer.all_special_ids) | frozenset(self.eos_ids)
+        return special_ids(self.tokenizer) | frozenset(self.eos_ids)
 
 
 def display(text: str) -> str:
@@ -155,12 +159,13 @@ def resolve(source: CandidateSource, vocabulary: Vocabulary) -> Resolved:
     """Turns a source into candidates.
 
     Raises:
-        UsageError: An id outside the vocabulary, an id twice, an empty list, a string of several
+        UsageError: An id outside the vocabulary, an empty list, a set twice, a string of several
             tokens, a token that ends the text without `allow_eos`; the message names the place.
+            A token that is listed twice is one candidate, with a warning.
     """
     builder = _Builder(vocabulary, source.family, source.allow_eos)
     if source.file is not None:
-        builder.add_all(read_list(source.file, source.column), "candidate")
+        builder.add_file(source.file, source.column, "candidate")
     builder.add_all(_inline("candidates.ids", source.ids or ()), "candidate")
     builder.add_all(_inline("candidates.strings", source.strings or ()), "candidate")
     for name, members in (source.sets or {}).items():
@@ -168,13 +173,13 @@ def resolve(source: CandidateSource, vocabulary: Vocabulary) -> Resolved:
     for replaced, replacement in (source.replace or {}).items():
         builder.add_replacement(replaced, replacement)
     if source.controls is not None:
-        builder.add_all(read_list(source.controls.file, source.controls.column), "control")
+        builder.add_file(source.controls.file, source.controls.column, "control")
     found = scoped(_with_unique_names(builder.found), source.where, source.steps)
     pairs = [] if source.pairs is None else pairs_of(found, source.pairs, vocabulary)
     found = [*dosed(found, source.dose or ()), *pairs]
     if source.canary and (extra := canary(vocabulary, builder.seen_ids)) is not None:
         found.append(extra)
-    return Resolved(tuple(found), tuple(builder.warnings))
+    return Resolved(tuple(found), tuple(builder.warnings), tuple(builder.notes))
 
 
 def canary(vocabulary: Vocabulary, taken: Iterable[int] = ()) -> Candidate | None:
@@ -203,6 +208,7 @@ class _Builder:
         self.allow_eos = allow_eos
         self.found: list[Candidate] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
         self.first: dict[tuple[int, ...], str] = {}
         self.special = vocabulary.special_ids
 
@@ -210,14 +216,35 @@ class _Builder:
     def seen_ids(self) -> set[int]:
         return {token for candidate in self.found for token in candidate.token_ids}
 
+    def add_file(self, path: Path, column: str | None, group: Group) -> None:
+        found = open_list(path, column)
+        self.notes.append(f"{group}s: {found.how}")
+        self.add_all(found.items, group)
+
     def add_all(self, items: Iterable[Item], group: Group) -> None:
+        """Adds entries; one that is there already is left out, with a warning for all of them."""
+        again = []
         for item in items:
-            if isinstance(item.value, str) and self.whole_family:
-                ids = self._family(item)
-                self._add(f"family {display(item.value.strip())}", ids, item.where, group)
+            name, ids = self._entry(item)
+            first = self.first.get(widen_stop_ban(ids, self.vocabulary.eos_ids)[0])
+            if first is None:
+                self._add(name, ids, item.where, group)
             else:
-                token = self._token(item)
-                self._add(self.vocabulary.show(token), (token,), item.where, group)
+                again.append(f"{item.where}: {_ids(ids)} found twice, first at {first}")
+        if again:
+            more = f" (and {len(again) - 1} more)" if len(again) > 1 else ""
+            self.warnings.append(f"{again[0]}; it counts once{more}")
+
+    def _entry(self, item: Item) -> tuple[str, tuple[int, ...]]:
+        """Name and ids of an entry."""
+        if isinstance(item.value, tuple):
+            ids = {self._token(Item(token, item.where)) for token in item.value}
+            name = item.name or " + ".join(map(self.vocabulary.show, sorted(ids)))
+            return name, tuple(sorted(ids))
+        if isinstance(item.value, str) and self.whole_family:
+            return f"family {display(item.value.strip())}", self._family(item)
+        token = self._token(item)
+        return self.vocabulary.show(token), (token,)
 
     def add_set(self, name: str, members: Sequence[int | str]) -> None:
         where = f"candidates.sets.{name}"
@@ -255,6 +282,7 @@ class _Builder:
         value = item.value
         if isinstance(value, str):
             return self._single(value, item.where)
+        assert isinstance(value, int)
         if not 0 <= value < self.vocabulary.width:
             last = self.vocabulary.width - 1
             raise UsageError(
@@ -269,7 +297,7 @@ class _Builder:
         pieces = self.vocabulary.encode(text)
         shown = " + ".join(f"{self.vocabulary.show(p)} ({p})" for p in pieces) or "nothing"
         raise UsageError(
-            f"{where}: {display(text)} is not one token but {shown}; give a string that is one "
+            f"{where}: {shortened(display(text))} is not one token but {shortened(shown)}; give a string that is one "
             "token (a leading space matters), its id, a named set, or `family: true`"
         )
 
@@ -283,8 +311,7 @@ class _Builder:
     def _add(self, name: str, given: tuple[int, ...], where: str, group: Group) -> None:
         ids, note = widen_stop_ban(given, self.vocabulary.eos_ids)
         if ids in self.first:
-            what = f"token id {given[0]}" if len(given) == 1 else f"the token ids {list(given)}"
-            raise UsageError(f"{where}: {what} found twice, first at {self.first[ids]}")
+            raise UsageError(f"{where}: {_ids(given)} found twice, first at {self.first[ids]}")
         self.first[ids] = where
         for token in given:
             self._judge(token, self.vocabulary.show(token), where)
@@ -310,6 +337,10 @@ class _Builder:
             )
         elif token in self.special:
             self.warnings.append(f"{where}: token id {token}, {text}, is a special token")
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return f"token id {ids[0]}" if len(ids) == 1 else f"the token ids {list(ids)}"
 
 
 def _with_unique_names(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from knockout.tokens.special import special_ids
+
 __all__ = ["chat_end_ids", "stop_ids", "widen_stop_ban"]
 
 _MARK = "knockout"
@@ -35,7 +37,7 @@ def chat_end_ids(tokenizer: Any) -> tuple[int, ...]:
     except (TemplateError, TypeError, ValueError):
         return ()  # a template with demands of its own; the generation config has to tell
     after = tokenizer.encode(text.rpartition(_MARK)[2], add_special_tokens=False)
-    special = set(tokenizer.all_special_ids)
+    special = special_ids(tokenizer)
     return (int(after[0]),) if after and int(after[0]) in special else ()
 
 

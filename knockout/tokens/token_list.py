@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from knockout.errors import UsageError
+from knockout.errors import UsageError, shortened
 from knockout.tokens.lists import read_list
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "SCHEMA",
     "VERSION",
     "document",
+    "read_score_table",
     "read_scores",
     "read_token_list",
     "vocabulary_fingerprint",
@@ -26,6 +30,14 @@ __all__ = [
 
 SCHEMA = "knockout-token-list"
 VERSION = 1
+
+# What published lists call our columns.
+_OTHER_NAMES = {
+    "token_id": ("rock_id",),
+    "frequency": ("rock_freq",),
+    "mean_kl": ("rock_mean_kl",),
+    "rock_score": ("rock_freq_mean",),
+}
 
 
 def vocabulary_fingerprint(tokenizer: Any) -> str:
@@ -92,11 +104,12 @@ def read_token_list(
     """
     ids = _described(path, tokenizer, force) if path.suffix.lower() == ".json" else None
     if ids is None:
-        items = read_list(path, column)
-        for item in items:
-            if not isinstance(item.value, int):
-                raise UsageError(f"{item.where}: found {item.value!r}; expected a token id")
-        ids = [int(item.value) for item in items]
+        ids = []
+        for item in read_list(path, column):
+            if isinstance(item.value, str):
+                found = shortened(repr(item.value))
+                raise UsageError(f"{item.where}: found {found}; expected a token id")
+            ids += [item.value] if isinstance(item.value, int) else item.value
     if tokenizer is not None and not force:
         size = max(tokenizer.get_vocab().values()) + 1
         if wrong := [i for i in ids if not 0 <= i < size]:
@@ -107,30 +120,77 @@ def read_token_list(
 
 
 def read_scores(path: Path, column: str) -> dict[int, float]:
-    """Reads scores of token ids from a table of `knockout mine`, as CSV or Parquet.
+    """One score of each token id in a table of scores, such as those of `knockout mine`.
+
+    Args:
+        path: See `read_score_table`.
+        column: The score by our name or by the file's. Rows without it are left out.
 
     Raises:
         UsageError: The table cannot be read, has no such column or no column of token ids, or holds
-            something else than numbers there. Rows without a score are left out.
+            something else than numbers there.
+    """
+    table = read_score_table(path)
+    if column not in table:  # the file's own name for it
+        column = next((o for o, names in _OTHER_NAMES.items() if column in names), column)
+    if column not in table:
+        have = shortened(", ".join(map(str, table.columns)))
+        raise UsageError(f"{path}: no column {column!r}; it has {have}")
+    known = table[table[column].notna()]
+    try:
+        scores = known[column].astype(float)
+    except ValueError as error:
+        raise UsageError(f"{path}: expected numbers in {column}: {error}") from None
+    return dict(zip(known["token_id"].tolist(), scores.tolist(), strict=True))
+
+
+def read_score_table(path: Path) -> pd.DataFrame:
+    """Reads a table of token scores: ours, a mined list, or a published rock list.
+
+    Args:
+        path: CSV or Parquet with the column `token_id` or `rock_id`.
+
+    Returns:
+        The table with our column names, one row per token id.
+
+    Raises:
+        UsageError: The file cannot be read, has no column of ids, or an id twice.
     """
     import pandas as pd
 
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    ids = next((name for name in ("token_id", "rock_id") if name in table), None)
-    if ids is None or column not in table:
-        have = ", ".join(map(str, table.columns))
-        raise UsageError(f"{path}: no column {column if ids else 'token_id'!r}; it has {have}")
-    known = table[table[ids].notna() & table[column].notna()]
+        what = "no such file" if isinstance(error, FileNotFoundError) else shortened(str(error))
+        raise UsageError(f"{path}: cannot be read as a table: {what}") from None
+    table = table.rename(columns=_renamed(table.columns))
+    if "token_id" not in table:
+        have = shortened(", ".join(map(str, table.columns)))
+        raise UsageError(f"{path}: no column token_id or rock_id; it has {have}")
+    table = table[table["token_id"].notna()].reset_index(drop=True)
     try:
-        tokens, scores = known[ids].astype(int), known[column].astype(float)
-    except ValueError as error:
-        raise UsageError(
-            f"{path}: expected whole numbers in {ids} and numbers in {column}: {error}"
-        ) from None
-    return dict(zip(tokens.tolist(), scores.tolist(), strict=True))
+        ids = table["token_id"].astype(float)
+        if (ids % 1 != 0).any():
+            raise ValueError(f"found {ids[ids % 1 != 0].iloc[0]:g}")
+        table["token_id"] = ids.astype(int)
+    except (ValueError, OverflowError) as error:
+        problem = shortened(str(error))
+        raise UsageError(f"{path}: expected whole numbers in token_id: {problem}") from None
+    twice = table["token_id"][table["token_id"].duplicated()]
+    if len(twice):
+        raise UsageError(f"{path}: token id {twice.iloc[0]} is there twice; expected one row each")
+    return table
+
+
+def _renamed(columns: Iterable[Any]) -> dict[str, str]:
+    """Our name for each column that another list calls differently."""
+    there = set(map(str, columns))
+    return {
+        other: ours
+        for ours, others in _OTHER_NAMES.items()
+        for other in others
+        if other in there and ours not in there
+    }
 
 
 def _described(path: Path, tokenizer: Any, force: bool) -> list[int] | None:

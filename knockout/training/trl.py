@@ -23,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import atomic_path
+from knockout.tokens.special import special_ids
 from knockout.training.batch import Part, Plan
 from knockout.training.heads import CHECK_TOKENS, Head, head_of, reproduces
 from knockout.training.ranks import n_ranks
@@ -163,7 +164,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         self.selection = selection or Selection()
         self.selector = Selector(self.selection)
         if not allow_special:
-            self.selection.refuse_special(list(self._tokenizer.all_special_ids))
+            self.selection.refuse_special(sorted(special_ids(self._tokenizer)))
         self.add_callback(_SaveSelector(self.selector))
         self._plan = Plan(1.0)
         self._heads_checked = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,17 @@ from knockout.verdicts.table import POOLED
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Across", "Format", "Verdict", "freeze_list", "ranked", "render", "selected", "write"]
+__all__ = [
+    "Across",
+    "Format",
+    "Verdict",
+    "freeze_list",
+    "list_name",
+    "ranked",
+    "render",
+    "selected",
+    "write",
+]
 
 Format = Literal["ids", "json", "yaml", "csv", "parquet"]
 Verdict = Literal["strong_pillar", "strong_stumbling_block", "neutral"]
@@ -220,12 +230,36 @@ def render(
     raise UsageError("a Parquet file cannot be printed; name one with --out")
 
 
+def list_name(selection: Mapping[str, Any], evidence: Collection[str]) -> str:
+    """What a list is: freeze_list, pillars, stumbling_blocks, neutral, undetermined, or tokens.
+
+    Args:
+        selection: How its rows were chosen.
+        evidence: Of each row. Neutrals are called so only where none is undetermined.
+    """
+    if "freeze_list" in selection:
+        return "freeze_list"
+    if selection.get("group") == "control":
+        return "controls"
+    verdicts = set(selection.get("verdicts") or ())
+    if verdicts == {"strong_pillar"}:
+        return "pillars"
+    if verdicts == {"strong_stumbling_block"}:
+        return "stumbling_blocks"
+    if set(evidence) == {"undetermined"}:
+        return "undetermined"
+    if verdicts == {"neutral"}:
+        return "neutral_or_undetermined" if "undetermined" in evidence else "neutral"
+    return "tokens"
+
+
 def _yaml(found: dict[str, Any]) -> str:
-    """A fragment whose ids carry their tokens as comments."""
+    """A fragment whose ids carry their tokens as comments; its key says what the list is."""
+    key = list_name(found["selection"], [row.get("evidence", "") for row in found["candidates"]])
     lines = [
         f"# {found['model']}, vocabulary {found['vocabulary']}",
         f"# {json.dumps(found['selection'], ensure_ascii=False)}",
-        "freeze_list:" if found["candidates"] else "freeze_list: []",
+        f"{key}:" if found["candidates"] else f"{key}: []",
     ]
     # In the order of the candidates, which is that of a ranking; an id may be in several of them.
     texts: dict[int, str] = {}
