@@ -155,8 +155,8 @@ def test_set_reaches_into_lists_and_new_mappings() -> None:
         ("samplng: 1", "x.yaml:6: unknown key `samplng`; did you mean `sampling`?"),
         ("chat: {tempalte: true}", "x.yaml:6: unknown key `chat.tempalte`; did you mean `template`?"),
         ("engine: {zzz: 1}", "x.yaml:6: unknown key `engine.zzz`; known keys: kind, "),
-        ("seeds: true", "x.yaml:6: `seeds`: found True; expected a valid integer"),
-        ("seeds: 2.5", "x.yaml:6: `seeds`: found 2.5; expected a valid integer"),
+        ("seeds: true", "x.yaml:6: `seeds`: found True; expected a whole number"),
+        ("seeds: 2.5", "x.yaml:6: `seeds`: found 2.5; expected a whole number"),
         ("seeds: 0", "x.yaml:6: `seeds`: found 0; expected greater than or equal to 1"),
         ("audit: 2", "x.yaml:6: `audit`: found 2; expected less than or equal to 1"),
         ("audit: .nan", "`audit`: found nan"),
@@ -190,7 +190,7 @@ def test_complaints_name_line_key_and_value(extra: str, message: str) -> None:
         ),
         ("candidates={ids: [1], column: x}", "`column` names a column of `file`"),
         ("seeds", "expected key.path=value"),
-        ("seeds=[", "is not valid YAML"),
+        ("seeds=[", "not valid YAML"),
     ],
 )
 def test_complaints_about_set(change: str, message: str) -> None:
