@@ -59,6 +59,18 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def test_an_answer_whose_worker_was_stopped_is_graded_once_more() -> None:
+    """As when the machine sleeps: the limit passes on the clock, and nothing was computed."""
+    with GraderPool([MATHS], timeout_s=2, memory_mb=1024) as pool:
+        pool.submit("first", "m", 0, r"\boxed{7}", True)
+        drain(pool)
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGSTOP)
+        pool.submit("slept", "m", 0, r"\boxed{7}", True)
+        assert drain(pool)["slept"] == Grade(1, "ok", "7")
+        assert pid not in pids(pool)
+
+
 def test_hangs_time_out_and_the_next_is_graded() -> None:
     with GraderPool([MATHS], timeout_s=1, memory_mb=1024) as pool:
         pool.submit("hang", "m", 0, r"\boxed{9^{9^{9^{9}}}}", True)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from knockout.benchmarks.metric import choose_metric
 from knockout.benchmarks.prompts import chat_renderer, thinking_is_open
 from knockout.benchmarks.types import Benchmark, Chat, Problem
 from knockout.errors import KnockoutError, UsageError
+from knockout.grading.golds import unreadable_golds
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader, TaskGrader
 
-__all__ = ["load_benchmark", "task_grader"]
+__all__ = ["golds_warning", "load_benchmark", "task_grader"]
 
+_MOST_NAMED = 5
 _FEWSHOT_SEED = 1234  # lm-eval's own default
 _DEFAULT_THINK_END = "</think>"
 _ID_FIELDS = ("unique_id", "id", "key")
@@ -176,10 +178,16 @@ def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> B
     ]
     think_end = (chat.think_end if chat else None) or _DEFAULT_THINK_END
     think = _Thinking(think_end, any(thinking_is_open(p.prompt, think_end) for p in problems))
-    grader, chosen = _grader(task, name, docs, problems, metric, think)
+    grader, chosen, as_text = _grader(task, name, docs, problems, metric, think)
     facts = [chosen, *([p.doc_id, p.doc, p.prompt, p.stop, p.max_tokens] for p in problems)]
     encoded = json.dumps([name, think.end, facts], sort_keys=True, default=repr).encode()
-    return Benchmark(name, chosen, problems, hashlib.sha256(encoded).hexdigest()[:32], grader)
+    fingerprint = hashlib.sha256(encoded).hexdigest()[:32]
+    warnings = [
+        *golds_warning(
+            name, as_text, [(f"id {p.doc_id}", str(p.doc.get("answer"))) for p in problems]
+        )
+    ]
+    return Benchmark(name, chosen, problems, fingerprint, grader, as_text, tuple(warnings))
 
 
 def _problem(name: str, index: int, doc_id: str, instance: Any) -> Problem:
@@ -214,17 +222,18 @@ def _grader(
     problems: list[Problem],
     metric: str | None,
     think: _Thinking,
-) -> tuple[Grader, str]:
+) -> tuple[Grader, str, dict[int, str]]:
     kind = str((task.config.metadata or {}).get("knockout_grader", ""))
     if kind and metric in (None, _OWN_METRIC[kind]):
         if kind == "ifeval":
             _check_instructions(name, problems)
-            return IfevalGrader(docs, think.end, think.is_open), _OWN_METRIC[kind]
+            return IfevalGrader(docs, think.end, think.is_open), _OWN_METRIC[kind], {}
         integer = kind == "integer"
-        _check_golds(name, problems, integer)
         golds = [str(doc["answer"]) for doc in docs]
-        return MathsGrader(golds, integer, think.end, think.is_open), _OWN_METRIC[kind]
-    return _lm_eval_grader(task, name, docs, metric, think)
+        as_text = unreadable_golds(golds, integer=integer)
+        maths = MathsGrader(golds, integer, think.end, think.is_open, frozenset(as_text))
+        return maths, _OWN_METRIC[kind], as_text
+    return *_lm_eval_grader(task, name, docs, metric, think), {}
 
 
 def _lm_eval_grader(
@@ -251,17 +260,24 @@ def _lm_eval_grader(
     return grader, chosen if len(task._filters) == 1 else f"{chosen},{filter_name}"
 
 
-def _check_golds(name: str, problems: Sequence[Problem], integer: bool) -> None:
-    from knockout.grading.maths import check_gold
+def golds_warning(
+    name: str, as_text: Mapping[int, str], golds: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Says which gold answers are compared as text; `golds` are where each stands and what it is."""
+    if not as_text:
+        return
+    named = [f"{golds[i][0]}, {_short(golds[i][1])}: {why}" for i, why in sorted(as_text.items())][
+        :_MOST_NAMED
+    ]
+    more = f"; and {len(as_text) - len(named)} more" if len(as_text) > len(named) else ""
+    yield (
+        f"{name}: {len(as_text)} of {len(golds)} gold answers are compared as text only "
+        f"({'; '.join(named)}{more})"
+    )
 
-    for problem in problems:
-        gold = str(problem.doc["answer"])
-        why = check_gold(gold, integer=integer)
-        if why:
-            raise UsageError(
-                f"{name}, row {problem.index} (id {problem.doc_id}): the gold answer {gold!r} "
-                f"cannot be graded against: {why}; correct the record"
-            )
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
 def _check_instructions(name: str, problems: Sequence[Problem]) -> None:

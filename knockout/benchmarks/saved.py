@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knockout.benchmarks.load import golds_warning
 from knockout.errors import UsageError
+from knockout.grading.golds import unreadable_golds
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
 
 __all__ = ["grade_file"]
+
+log = logging.getLogger("knockout")
 
 _POLL_S = 0.01
 
@@ -34,6 +39,7 @@ def grade_file(
     workers: int = 1,
     timeout_s: float = 10.0,
     memory_mb: int = 2048,
+    warn: Callable[[str], None] = log.warning,
 ) -> Iterator[dict[str, Any]]:
     r"""Grades a JSONL file of responses, in its order.
 
@@ -50,9 +56,11 @@ def grade_file(
         workers: Processes that grade.
         timeout_s: Wall time for one response.
         memory_mb: What grading may take in a process on top of its imports, in MiB.
+        warn: Is told which gold answers are compared as text.
 
     Yields:
-        `correct` (0 or 1), `extracted` and `status` for each line.
+        `correct` (0 or 1), `extracted` and `status` for each line; also `gold_as_text`, why, where
+        the gold answer cannot be read and is compared as text.
 
     Raises:
         UsageError: A line is wrong; the message names file and line. Nothing is graded then.
@@ -60,7 +68,12 @@ def grade_file(
     from knockout.grading.pool import GraderPool
 
     rows = _read(path)
-    grader = _grader(task, path, rows, data_dir, include_path, metric, think_end)
+    grader, as_text = _grader(
+        task, path, rows, data_dir, include_path, metric, think_end, min(timeout_s, 5.0)
+    )
+    golds = [(f"line {n}", str(_stated_gold(row))) for n, row in rows]
+    for warning in golds_warning(str(path), as_text, golds):
+        warn(warning)
     pool = GraderPool(
         [_Saved(task, grader)], workers=workers, timeout_s=timeout_s, memory_mb=memory_mb
     )
@@ -75,6 +88,7 @@ def grade_file(
                         "correct": g.correct,
                         "extracted": g.extracted,
                         "status": g.status,
+                        **({"gold_as_text": as_text[int(key)]} if int(key) in as_text else {}),
                     }
                 if index not in done:
                     time.sleep(_POLL_S)
@@ -113,14 +127,18 @@ def _grader(
     include_path: Path | None,
     metric: str | None,
     think_end: str | None,
-) -> Grader:
+    gold_s: float,
+) -> tuple[Grader, dict[int, str]]:
+    """The grader, and which gold answers it compares as text, with the reasons."""
     from knockout.benchmarks.find import own_kind
     from knockout.benchmarks.load import task_grader
 
     kind = own_kind(task) if include_path is None and metric is None else ""
     if kind in ("maths", "integer"):
-        golds = [_gold(row, f"{path}, line {n}", kind == "integer") for n, row in rows]
-        return MathsGrader(golds, kind == "integer", think_end)
+        golds = [_gold(row, f"{path}, line {n}") for n, row in rows]
+        as_text = unreadable_golds(golds, integer=kind == "integer", timeout_s=gold_s)
+        maths = MathsGrader(golds, kind == "integer", think_end, as_text=frozenset(as_text))
+        return maths, as_text
     docs = [_doc(row, f"{path}, line {n}") for n, row in rows]
     if kind == "ifeval":
         from knockout.grading.ifeval import check_doc
@@ -128,10 +146,11 @@ def _grader(
         for (n, _), doc in zip(rows, docs, strict=True):
             if why := check_doc(doc):
                 raise UsageError(f'{path}, line {n}: "doc" is no IFEval record: {why}')
-        return IfevalGrader(docs, think_end)
-    return task_grader(
+        return IfevalGrader(docs, think_end), {}
+    grader = task_grader(
         task, docs, data_dir=data_dir, include_path=include_path, metric=metric, think_end=think_end
     )
+    return grader, {}
 
 
 def _doc(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -141,14 +160,15 @@ def _doc(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return doc
 
 
-def _gold(row: Mapping[str, Any], where: str, integer: bool) -> str:
-    from knockout.grading.maths import check_gold
-
+def _stated_gold(row: Mapping[str, Any]) -> Any:
     gold = row.get("answer")
     if gold is None and isinstance(row.get("doc"), dict):
         gold = row["doc"].get("answer", row["doc"].get("Answer"))
+    return gold
+
+
+def _gold(row: Mapping[str, Any], where: str) -> str:
+    gold = _stated_gold(row)
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         raise UsageError(f'{where}: expected "answer", or "doc" with an answer')
-    if why := check_gold(str(gold), integer=integer):
-        raise UsageError(f"{where}: the gold answer {gold!r} cannot be graded against: {why}")
     return str(gold)

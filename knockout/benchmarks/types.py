@@ -60,6 +60,8 @@ class Benchmark:
         problems: In the task's order.
         fingerprint: Hash of documents, prompts, stop strings and metric.
         grader: Grades a response by the problem's index; travels to worker processes.
+        as_text: Index and reason of each problem whose gold answer is compared as text.
+        warnings: What the user should know.
     """
 
     name: str
@@ -67,3 +69,5 @@ class Benchmark:
     problems: list[Problem]
     fingerprint: str
     grader: Grader
+    as_text: dict[int, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

@@ -95,8 +95,14 @@ def grade(
         think_end=think_end or None,
         workers=workers,
         timeout_s=timeout_s,
+        warn=lambda text: print(f"warning: {text}", file=sys.stderr),
     ):
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        text = json.dumps(line, ensure_ascii=False)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # a lone surrogate, or a terminal that is not UTF-8
+            text = json.dumps(line)
+        sys.stdout.write(text + "\n")
 
 
 def doctor(as_json: Json = False) -> None:

@@ -26,12 +26,21 @@ class Grader(Protocol):
 
 @dataclass(frozen=True)
 class MathsGrader:
-    """Compares with gold answers; see `knockout.grading.maths`."""
+    """Compares with gold answers; see `knockout.grading.maths`.
+
+    Attributes:
+        golds: Of the problems, in their order.
+        integer: Whether answers are whole numbers.
+        think_end: See `answer_part`.
+        think_open: See `answer_part`.
+        as_text: Indices of the gold answers that are compared as text.
+    """
 
     golds: list[str]
     integer: bool = False
     think_end: str | None = "</think>"
     think_open: bool = False
+    as_text: frozenset[int] = frozenset()
 
     def warm_up(self) -> None:
         from knockout.grading.maths import same_answer
@@ -48,6 +57,7 @@ class MathsGrader:
             think_end=self.think_end,
             think_open=self.think_open,
             finished=finished,
+            as_text=index in self.as_text,
         )
 
 

@@ -13,7 +13,7 @@ from knockout.grading.latex import top_level
 from knockout.grading.rewrites import clean
 from knockout.grading.units import split_unit
 
-__all__ = ["Answer", "read"]
+__all__ = ["LONGEST", "Answer", "read"]
 
 Kind = Literal[
     "scalar",
@@ -30,7 +30,8 @@ Kind = Literal[
     "[)",
     "[]",
 ]
-_LONGEST = 2_000
+LONGEST = 400
+"""Characters; a longer answer is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def read(latex: str, *, as_text: bool = False) -> Answer | None:
     >>> read(r"\{1,2\}").kind, read("(1,2)").kind, read("1, 2").kind
     ('set', '()', 'list')
     """
-    text = clean(latex) if len(latex) <= _LONGEST else ""
+    text = clean(latex) if len(latex) <= LONGEST else ""
     found = _read(text) if text else None
     if found and (choice := _CHOICE.match(latex)):  # "(C) 12" is both
         found = replace(found, word=choice[1].lower())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import subprocess
@@ -33,6 +34,8 @@ _MOST_DEATHS = 2
 # Answers waiting for each worker before another starts: it takes seconds and some 300 MiB.
 _QUEUE_EACH = 32
 _MOST_BY_DEFAULT = 8
+# A time-out counts at once where the worker computed for this share of the limit.
+_LEAST_WORK = 0.5
 
 
 class Graded(Protocol):
@@ -52,6 +55,7 @@ class _Item(NamedTuple):
     response: str | None
     finished: bool
     deaths: int = 0
+    again: bool = False
 
 
 @dataclass
@@ -62,6 +66,7 @@ class _Worker:
     since: float
     ready: bool = False
     item: _Item | None = None
+    cpu_s: float = 0.0
 
 
 class GraderPool:
@@ -216,8 +221,13 @@ class GraderPool:
         limit = self._timeout_s if worker.ready else _START_LIMIT_S
         if (worker.ready and worker.item is None) or time.monotonic() - worker.since <= limit:
             return []
+        worked = _cpu_s(worker.process.pid) - worker.cpu_s
         worker.process.kill()
         reason = self._bury(worker)
+        if worker.item is not None and not worker.item.again and worked < _LEAST_WORK * limit:
+            # The machine slept, or had no time for the worker: the answer may be innocent.
+            self._queue.appendleft(worker.item._replace(again=True))
+            return []
         if worker.item is None:
             self._start_failed(f"not ready after {limit:g} s ({reason})")
             return []
@@ -251,6 +261,7 @@ class GraderPool:
                 return
             item = self._queue.popleft()
             worker.item, worker.since = item, time.monotonic()
+            worker.cpu_s = _cpu_s(worker.process.pid)
             try:
                 worker.connection.send(item[1:5])
             except OSError:  # it died while idle: the item is not to blame
@@ -293,3 +304,12 @@ class GraderPool:
             stream.seek(0)
             lines = stream.read().decode(errors="replace").strip().splitlines()
         return f"exit status {code}" + (f", {lines[-1][:300]}" if lines else "")
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far, in seconds; infinite where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.inf
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -95,6 +95,7 @@ def prepare(sweep: Sweep) -> Prepared:
                 )
             benchmarks.append(benchmark)
             planned.append(_plan(benchmark, settings, chat, tokenizer, longest))
+            warnings += benchmark.warnings
             warnings += _short_of_room(planned[-1], settings, benchmark)
     plan = Plan(
         run_seed=sweep.run_seed,

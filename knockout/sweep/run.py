@@ -98,6 +98,9 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
             log.info(note)
         for warning in prepared.warnings:
             log.warning(warning)
+        as_text = json.dumps({b.name: len(b.as_text) for b in prepared.benchmarks if b.as_text})
+        if ledger.meta().get("golds_as_text", "{}") != as_text:
+            ledger.note("golds_as_text", as_text)
         if retry_failed:
             _forget_failures(ledger, raced=sweep.adaptive is not None)
         finished = _work(prepared, ledger)

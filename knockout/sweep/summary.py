@@ -67,6 +67,7 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "unfinished": state.unfinished,
         "grades": state.grades,
         "timeouts": state.grades.get("timeout", 0),
+        "golds_as_text": ledger.meta_json("golds_as_text", {}),
         "respelled": state.respelled,
         "canary": _canary(ledger),
         "race": race_record(ledger),
