@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from local_tasks import IFEVAL, write_tasks
 from server_tools import MAX_LEN, Proxy, vllm_environment, vllm_server, wait_until_healthy
 from tiny import embedded
@@ -271,6 +272,28 @@ def test_the_openai_client(world: World, engine: ServerEngine) -> None:
     assert set(banned).isdisjoint(one.token_ids)
     with pytest.raises(openai.BadRequestError, match="knockout_ids"):
         client.completions.create(**common, extra_body={"vllm_xargs": {"knockout_ids": [1.5]}})
+
+
+def test_a_teacher_that_the_server_serves_is_the_models_own(world: World) -> None:
+    """Prompt log-probabilities over HTTP against transformers' whole logits."""
+    from transformers import AutoModelForCausalLM
+
+    from knockout.training.served import ServedTeacher
+
+    ids, start = [504, 2988, 314, 4398, 269, 253, 1234, 99], 3
+    teacher = ServedTeacher(world.server, top_k=5)
+    (found,) = teacher([ids], [start])
+    teacher.close()
+    model = AutoModelForCausalLM.from_pretrained(embedded(), dtype=torch.float32)
+    with torch.no_grad():
+        own = model(torch.tensor([ids])).logits[0].log_softmax(-1)[start - 1 : -1]
+    assert found.ids[:, 0].tolist() == ids[start:]
+    for row, logp in enumerate(own):
+        known = found.ids[row] >= 0
+        assert set(logp.topk(5).indices.tolist()) <= set(found.ids[row][known].tolist())
+        torch.testing.assert_close(
+            found.logp[row][known], logp[found.ids[row][known]], rtol=1e-3, atol=2e-3
+        )
 
 
 @pytest.fixture(scope="module")
