@@ -10,7 +10,7 @@ import pytest
 from test_store import new_ledger
 
 from knockout.config.file import parse_sweep
-from knockout.config.page import sweep_file_page
+from knockout.config.page import mine_file_page, sweep_file_page
 from knockout.config.sweep import Sweep
 from knockout.ledger.checksum import install
 from knockout.ledger.schema import upgrade
@@ -33,6 +33,8 @@ def named(text: str) -> set[str]:
 def test_the_page_on_sweep_files_is_made_from_the_code() -> None:
     page = (DOCS / "sweep-file.md").read_text(encoding="utf-8")
     assert page == sweep_file_page(), "run `python -m knockout.config.page docs`"
+    page = (DOCS / "mine-file.md").read_text(encoding="utf-8")
+    assert page == mine_file_page(), "run `python -m knockout.config.page docs`"
 
 
 def test_the_page_on_sweep_files_names_every_key_and_its_example_is_valid() -> None:

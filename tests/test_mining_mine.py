@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 import torch
 import typer
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+import knockout
 from knockout.cli.mine import mine as mine_command
 from knockout.cli.mine import orthogonality
 from knockout.engines.open import open_engine
@@ -172,10 +174,22 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
     prompts.write_text("\n".join(json.dumps(r) for r in rows))
     out = tmp_path / "out"
     teacher, student, before = folders(checkpoints)
-    command = ["mine", "--teacher", teacher, "--student", student, "--student-before", before]
-    command += ["--prompts", str(prompts), "--out", str(out), "--engine", "transformers"]
-    command += ["--rollouts", "4", "--max-tokens", "60", "--temperature", "1", "--top", "8"]
-    command += ["--min-count", "2", "--no-embed-plotly"]
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "teacher": teacher,
+                "student": student,
+                "student_before": before,
+                "out": "out",
+                "prompts": {"file": "prompts.jsonl"},
+                "engine": {"kind": "transformers"},
+                "rollouts": {"per_prompt": 4, "max_tokens": 60, "sampling": {"temperature": 1}},
+                "list": {"top": 8, "min_count": 2},
+            }
+        )
+    )
+    command = ["mine", str(file)]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     rocks = pd.read_csv(out / "rocks.csv")
@@ -209,11 +223,14 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
 
     # Another list from the same scores: nothing is generated or scored.
     stamps = {p: p.stat().st_mtime_ns for p in out.rglob("*.npz")}
-    done = CliRunner().invoke(app, [*command, "--by", "entropy", "--top", "3", "--json"])
+    done = CliRunner().invoke(app, [*command, "list.by=entropy", "list.top=3", "--json"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout.splitlines()[-1])) == 3
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*.npz")} == stamps
-    bad = CliRunner().invoke(app, [*command, "--by", "token"])
+    done = CliRunner().invoke(app, [*command, "list.by=soft_or*entropy", "--json"])
+    assert done.exit_code == 0, done.output
+    assert "soft_or*entropy" in json.loads(done.stdout.splitlines()[-1])[0]
+    bad = CliRunner().invoke(app, [*command, "list.by=token"])
     assert isinstance(bad.exception, UsageError)
     assert "no score 'token' to rank by" in str(bad.exception)
 
@@ -239,35 +256,95 @@ def test_scores_hold_the_models_and_the_list_serves_a_sweep(
     assert "no column verdict_nominal" in str(bad.exception)
 
 
-def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def mine_app() -> typer.Typer:
     app = typer.Typer()
     app.command()(mine_command)
-    command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]
-    command += ["--benchmark", "knockout_starter_arithmetic", "--limit", "3", "--min-count", "1"]
-    command += ["--by", "rock_score"]
-    command += ["--out", str(tmp_path), "--engine", "transformers", "--max-tokens", "20"]
-    done = CliRunner().invoke(app, [*command, "--no-embed-plotly"], catch_exceptions=False)
+    return app
+
+
+def values(checkpoints: dict[str, Path], out: Path, **more: str) -> list[str]:
+    """A mining run without a file."""
+    given = {
+        "teacher": str(checkpoints["teacher"]),
+        "student": str(checkpoints["student"]),
+        "out": str(out),
+        "engine.kind": "transformers",
+        **more,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in given.items()]
+
+
+def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    command = values(checkpoints, tmp_path / "out")
+    command += ["prompts.benchmarks=[knockout_starter_arithmetic]", "prompts.limit=3"]
+    command += ["list.min_count=1", "list.by=rock_score", "rollouts.max_tokens=20"]
+    done = CliRunner().invoke(mine_app(), command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    shards = [read_shard(p) for p in sorted((tmp_path / "scores").glob("*.npz"))]
+    shards = [read_shard(p) for p in sorted((tmp_path / "out" / "scores").glob("*.npz"))]
     assert len({s.doc_id for s in shards}) == 3
     assert all(s.doc_id.startswith("knockout_starter_arithmetic/") for s in shards)
-    bad = CliRunner().invoke(app, [*command, "--chat-args", "[]"])
-    assert "--chat-args is '[]'; expected a JSON object" in str(bad.exception)
+    for wrong, message in (
+        ("chat.args=[]", "`chat.args`"),
+        ("lists.top=3", "unknown key `lists`; did you mean `list`"),
+        ("list.tpo=3", "unknown key `list.tpo`; did you mean `top`"),
+        ("prompts.benchmarks=[]", "no prompts: give prompts.benchmarks"),
+        ("student=null", "no student: give one"),
+        ("rollouts.sampling.max_tokens=3", "give rollouts.max_tokens"),
+        ("chat.template=true", "the student has no chat template"),
+        ("nonsense", "expected one file, then key=value"),
+    ):
+        bad = CliRunner().invoke(mine_app(), [*command, wrong])
+        assert isinstance(bad.exception, UsageError), wrong
+        assert message in str(bad.exception)
+    assert "give a file" in str(CliRunner().invoke(mine_app(), []).exception)
+
+
+def test_the_baselines_of_a_run_are_rollouts_that_cost_nothing(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    knockout.Sweep(
+        model=str(checkpoints["student"]),
+        engine={"kind": "transformers", "max_num_seqs": 8},
+        benchmarks=["knockout_starter_arithmetic"],
+        limit=4,
+        seeds=3,
+        sampling={"temperature": 1.0, "max_tokens": 30},
+        candidates={"ids": [5]},
+        audit=0.0,
+    ).run(run)
+    command = [f"teacher={checkpoints['teacher']}", f"out={tmp_path / 'out'}"]
+    command += ["list.min_count=1", "list.by=rock_score", "--from", str(run)]
+    done = CliRunner().invoke(mine_app(), command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = knockout.load_run(run).trajectories(candidate=(), text=False)
+    for path in sorted((tmp_path / "out" / "scores").glob("*.npz")):
+        shard = read_shard(path)
+        own = found[found["doc_id"] == shard.doc_id.split("/")[1]].sort_values("seed")
+        assert len(own) == len(shard.lengths) == 3
+        for response, tokens in zip(shard.responses(), own["tokens"], strict=True):
+            assert response.tolist() == list(tokens)
+    table = pd.read_csv(tmp_path / "out" / "token_scores.csv")
+    assert table["frequency"].sum() == found["n_tokens"].sum()
+    # Other weights than the run's: its baselines are not this student's.
+    bad = CliRunner().invoke(
+        mine_app(), [*command, f"out={tmp_path / 'b'}", f"student={checkpoints['before']}"]
+    )
+    assert isinstance(bad.exception, UsageError)
+    assert "its baselines are another model's" in str(bad.exception)
+    bad = CliRunner().invoke(mine_app(), [*command[:2], "--from", str(tmp_path)])
+    assert "no run.db" in str(bad.exception)
 
 
 def test_too_few_occurrences_say_what_to_do(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(mine_command)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt_ids": [4, 5]}\n')
-    command = ["--teacher", str(checkpoints["teacher"]), "--student", str(checkpoints["student"])]
-    command += ["--prompts", str(prompts), "--out", str(tmp_path / "o"), "--max-tokens", "5"]
-    bad = CliRunner().invoke(app, [*command, "--engine", "transformers"])
+    more = {"prompts.file": str(prompts)}
+    command = [*values(checkpoints, tmp_path / "o", **more), "rollouts.max_tokens=5"]
+    bad = CliRunner().invoke(mine_app(), command)
     assert isinstance(bad.exception, KnockoutError)
     assert "no token type has rock_score_ctx and 5 occurrences of high loss" in str(bad.exception)
     assert len(pd.read_csv(tmp_path / "o" / "token_scores.csv"))
-    bad = CliRunner().invoke(app, [x for x in command if x not in ("--prompts", str(prompts))])
-    assert "no prompts: give --benchmark or --prompts" in str(bad.exception)
 
 
 def test_models_with_other_tokenizers_are_refused(

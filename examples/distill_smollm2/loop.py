@@ -132,10 +132,11 @@ def main() -> None:
         out, "opd", opd / "training.json",
         lambda: distil(args, start, TEACHER, train, opd, Arm("all"), seed=0, checkpoints=True),
     )  # fmt: skip
-    mine = ("mine", "--teacher", TEACHER, "--student", opd / "after", "--out", mined)
-    mine += ("--student-before", opd / "before", "--prompts", prompts, "--engine", args.engine)
-    mine += ("--max-tokens", str(args.max_tokens), "--rollouts", "2")
-    mine += ("--top", str(args.rocks), "--min-count", "3")
+    mine = ("mine", f"teacher={TEACHER}", f"student={opd / 'after'}", f"out={mined.resolve()}")
+    mine += (f"student_before={opd / 'before'}", f"prompts.file={prompts.resolve()}")
+    mine += (f"engine.kind={args.engine}", f"rollouts.max_tokens={args.max_tokens}")
+    mine += ("rollouts.per_prompt=2", "rollouts.sampling.temperature=0.6")
+    mine += (f"list.top={args.rocks}", "list.min_count=3")
     rocks = mined / "rocks.csv"
     stage(out, "mine", rocks, lambda: knockout(*mine))
     geometry = ("geometry", mined, "--min-count", "3")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from knockout.mining.rollouts import Prompt
 
 __all__ = ["mine", "orthogonality"]
 
@@ -23,140 +20,48 @@ _SHOWN = 20
 
 
 def mine(
-    teacher: Annotated[str, typer.Option(help="Teacher: a folder, a hub name, or smollm2-135m.")],
-    student: Annotated[str, typer.Option(help="Student after training.")],
-    out: Annotated[Path, typer.Option(help="Folder of this mining run; the same one resumes.")],
-    student_before: Annotated[
-        str | None, typer.Option(help="Student before training: adds persistence and ΔKL.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MINE.yaml] [KEY=VALUE]...",
+            help="A file (docs/mine-file.md), and values put over it: list.top=50.",
+        ),
     ] = None,
-    benchmark: Annotated[
-        list[str] | None, typer.Option(help="Benchmark that gives prompts; repeatable.")
-    ] = None,
-    prompts: Annotated[
+    from_run: Annotated[
         Path | None,
-        typer.Option(help="JSONL with prompt, messages or prompt_ids a line, instead or besides."),
+        typer.Option(
+            "--from", metavar="RUN", help="A run whose baselines are the rollouts: prompts.run."
+        ),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the benchmarks' records as JSONL.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="First N prompts of each source.")
-    ] = None,
-    chat_template: Annotated[
-        bool, typer.Option(help="Wrap prompts in the student's chat template, if it has one.")
-    ] = True,
-    chat_args: Annotated[
-        str, typer.Option(help="Arguments of the template as JSON: '{\"enable_thinking\": false}'.")
-    ] = "{}",
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts per prompt.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest rollout, in tokens.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of the rollouts; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Support of the rollouts; 0 is off.")] = 0,
-    run_seed: Annotated[int, typer.Option(min=0, help="Another value, other rollouts.")] = 0,
-    engine: Annotated[str, typer.Option(help="auto, vllm or transformers.")] = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt plus rollout of the engine.")
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Rollouts generated at once.")] = 64,
-    dtype: Annotated[
-        str, typer.Option(help="Of engine and scoring: auto, float32, bfloat16, float16.")
-    ] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="Of the scoring; auto spreads models over several GPUs.")
-    ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a scoring pass, padding included.")
-    ] = 4096,
-    ratio_top_k: Annotated[
-        int, typer.Option(min=2, help="Candidate set of the information-efficiency ratio.")
-    ] = 20,
-    quantile: Annotated[
-        float, typer.Option(help="A loss above this quantile of all positions is high.")
-    ] = 0.8,
-    window: Annotated[int, typer.Option(min=1, help="Tokens of context on each side.")] = 8,
-    top: Annotated[int, typer.Option(min=1, help="Length of the list.")] = 100,
-    by: Annotated[str, typer.Option(help="Score to rank by.")] = "rock_score_ctx",
-    drop_most_frequent: Annotated[
-        int, typer.Option(min=0, help="Leave out the m most frequent types.")
-    ] = 0,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Least persistent occurrences of a listed type.")
-    ] = 5,
-    list_seed: Annotated[int, typer.Option(min=0, help="Draws controls and resamples.")] = 0,
-    keep_special: Annotated[bool, typer.Option(help="Let special tokens be listed.")] = False,
-    embed_plotly: Annotated[
-        bool, typer.Option(help="Plots that need no network (5 MB each).")
-    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """Makes a candidate list: rolls out the student, scores every token, ranks the types.
 
     Writes rocks.csv, controls.csv, token_scores.csv (each also as Parquet), cutoff.csv,
-    cutoff.html and summary.json into --out. A killed run goes on with the same command; settings
-    of the list (--top, --by, --quantile, ...) may change without generating or scoring anew.
+    cutoff.html and summary.json into `out`. A killed run goes on with the same command; `list` and
+    what makes a loss high may change without generating or scoring anew. With --from the baselines of
+    a run are scored, so that no rollout is paid twice.
     """
-    from knockout.method.sampling import Sampling
-    from knockout.mining.lists import ListSettings, make_lists
-    from knockout.mining.mine import MineSettings, open_models
-    from knockout.mining.mine import mine as run
-    from knockout.mining.scores import ScoreSettings, score_types
-    from knockout.tokens.special import special_ids
+    from knockout.config.mine import load_mine
+    from knockout.mining.command import run_mine
 
     logging.getLogger("knockout.mining").setLevel(logging.INFO)
-    from knockout.mining.load import DTYPES
-
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype is {dtype!r}; expected {', '.join(DTYPES)}")
-    try:
-        sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-        score_settings = ScoreSettings(quantile, window)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    settings = MineSettings(rollouts, max_tokens, sampling, run_seed, ratio_top_k, dtype)  # type: ignore[arg-type]
-    listing = ListSettings(top, by, drop_most_frequent, min_count, list_seed, keep_special)
-    models = open_models(teacher, student, student_before)
-    template = chat_template and bool(getattr(models.tokenizer, "chat_template", None))
-    arguments = _template_arguments(chat_args)
-    found = _prompts(
-        models.tokenizer, benchmark or [], prompts, data_dir, limit, template, arguments
-    )
-
-    def open_engine(folder: Path) -> Any:
-        from knockout.engines.open import open_engine as start
-
-        return start(
-            str(folder),
-            kind=engine,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-        )
-
-    shards = run(
-        out, models, found, settings, open_engine, device=device, tokens_per_batch=batch_tokens
-    )
-    width = _largest_width(models.folders.values())
-    try:
-        scores = score_types(shards, width, _show(models.tokenizer), score_settings)
-    except ValueError as error:
-        raise KnockoutError(f"{out}: {error}; no rollout has a token") from None
-    summary = {"models": models.names, "n_prompts": len(found), "rollouts": rollouts}
-    rocks = make_lists(
-        out,
-        scores,
-        listing,
-        sorted(special_ids(models.tokenizer)),
-        summary | {"quantile": quantile, "window": window},
-        embed_plotly=embed_plotly,
-    )
+    given = list(arguments or ())
+    path = Path(given.pop(0)) if given and "=" not in given[0] else None
+    if more := [item for item in given if "=" not in item]:
+        raise UsageError(f"{more[0]!r}: expected one file, then key=value")
+    if from_run is not None:
+        given.append(f"prompts.run={json.dumps(str(from_run.resolve()))}")
+    config = load_mine(path, given)
+    rocks = run_mine(config)
     if as_json:
         typer.echo(rocks.to_json(orient="records", force_ascii=False))
         return
-    columns = ["rank", "rock_id", "rock_token", "rock_freq", "rock_mean_kl", by]
+    columns = ["rank", "rock_id", "rock_token", "rock_freq", "rock_mean_kl", config.list.by]
     _print(rocks[list(dict.fromkeys(c for c in columns if c in rocks))].head(_SHOWN))
     typer.echo(
-        f"{len(rocks)} types in {out / 'rocks.csv'}; their controls in {out / 'controls.csv'}"
+        f"{len(rocks)} types in {config.out / 'rocks.csv'}; their controls in "
+        f"{config.out / 'controls.csv'}"
     )
 
 
@@ -212,86 +117,6 @@ def orthogonality(
         return
     front = ["benchmark", "score", "n", "n_pillars", "spearman", "spearman_low", "spearman_high"]
     _print(related[[*front, "auc", "auc_low", "auc_high", "auc_p_adjusted"]])
-
-
-def _prompts(
-    tokenizer: Any,
-    benchmarks: Sequence[str],
-    path: Path | None,
-    data_dir: Path | None,
-    limit: int | None,
-    template: bool,
-    arguments: dict[str, Any],
-) -> list[Prompt]:
-    """The prompts of all sources, as token ids."""
-    from knockout.mining.rollouts import Prompt, read_prompts
-
-    if not benchmarks and path is None:
-        raise UsageError("no prompts: give --benchmark or --prompts")
-    found: list[Prompt] = []
-    if benchmarks:
-        from knockout.benchmarks import Chat, encode_prompt, load_benchmark
-
-        chat = Chat(template=template, args=arguments)
-        for name in benchmarks:
-            for one in load_benchmark(
-                name,
-                data_dir=data_dir,
-                limit=limit,
-                chat=chat,
-                tokenizer=tokenizer,
-            ):
-                found += [
-                    Prompt(one.name, p.doc_id, encode_prompt(tokenizer, p, chat), p.stop)
-                    for p in one.problems
-                ]
-    if path is not None:
-        found += read_prompts(path, _encoder(tokenizer, template, arguments), limit)
-    return found
-
-
-def _template_arguments(text: str) -> dict[str, Any]:
-    """The value of --chat-args."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--chat-args is {text!r}: not valid JSON: {error.msg}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"--chat-args is {text!r}; expected a JSON object")
-    return value
-
-
-def _encoder(
-    tokenizer: Any, template: bool, arguments: dict[str, Any]
-) -> Callable[[Any], Sequence[int]]:
-    """Text or chat to token ids."""
-
-    def encode(value: Any) -> Sequence[int]:
-        if isinstance(value, str) and not template:
-            return list(tokenizer.encode(value))
-        messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-        if not getattr(tokenizer, "chat_template", None):
-            raise UsageError("prompts hold messages, but the student has no chat template")
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **arguments
-        )
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    return encode
-
-
-def _show(tokenizer: Any) -> Callable[[int], str]:
-    """The quoted text of a token id."""
-    from knockout.tokens.candidates import Vocabulary
-
-    return Vocabulary(tokenizer, len(tokenizer), ()).show
-
-
-def _largest_width(folders: Any) -> int:
-    """The widest logits of the models; ids of scored tokens are below it."""
-    from transformers import AutoConfig
-
-    return max(int(AutoConfig.from_pretrained(f).get_text_config().vocab_size) for f in folders)
 
 
 def _print(table: pd.DataFrame) -> None:

@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,9 +17,10 @@ from knockout.config.urls import without_secrets
 from knockout.config.yaml import read_yaml
 from knockout.errors import UsageError, shortened, shown
 
-__all__ = ["dump_sweep", "load_sweep", "parse_sweep", "sweep_record"]
+__all__ = ["dump_sweep", "load_sweep", "parse_as", "parse_sweep", "sweep_record"]
 
 KeyPath = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_sweep(path: Path, sets: Sequence[str] = ()) -> Sweep:
@@ -44,6 +45,24 @@ def load_sweep(path: Path, sets: Sequence[str] = ()) -> Sweep:
 
 def parse_sweep(text: str, name: str, base: Path, sets: Sequence[str] = ()) -> Sweep:
     """Parses the text of a sweep file; see `load_sweep`."""
+    return parse_as(Sweep, text, name, base, sets)
+
+
+def parse_as(
+    model: type[Model], text: str, name: str, base: Path, sets: Sequence[str] = ()
+) -> Model:
+    """Parses the text of a file that a model describes.
+
+    Args:
+        model: What the file may say.
+        text: YAML.
+        name: What to call the file in messages.
+        base: Folder that relative paths are relative to.
+        sets: As in `load_sweep`.
+
+    Raises:
+        UsageError: As in `load_sweep`.
+    """
     found_yaml = read_yaml(text, name)
     data, lines = found_yaml.value, _lines(found_yaml.node, name)
     if not isinstance(data, dict):
@@ -52,9 +71,9 @@ def parse_sweep(text: str, name: str, base: Path, sets: Sequence[str] = ()) -> S
     for item in sets:
         _set(data, item)
     try:
-        return Sweep.model_validate(data, context={"base": base})
+        return model.model_validate(data, context={"base": base})
     except ValidationError as error:
-        complaints = "\n".join(_complaint(e, name, lines) for e in _worth_showing(error))
+        complaints = "\n".join(_complaint(e, name, lines, model) for e in _worth_showing(error))
         raise UsageError(complaints) from None
 
 
@@ -158,13 +177,13 @@ def _show(path: Sequence[str | int]) -> str:
     return shortened(text)
 
 
-def _complaint(item: Any, name: str, lines: dict[KeyPath, int]) -> str:
+def _complaint(item: Any, name: str, lines: dict[KeyPath, int], model: type[BaseModel]) -> str:
     path: KeyPath = tuple(part for part in item["loc"] if not _is_union_tag(part))
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
     where = f"{name}:{line}" if line else name
     key = _show(path) or "the sweep"
     if item["type"] == "extra_forbidden":
-        allowed = _keys_at(path[:-1])
+        allowed = _keys_at(path[:-1], model)
         close = difflib.get_close_matches(str(path[-1]), allowed, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(allowed)}"
         return f"{where}: unknown key `{key}`; {hint}"
@@ -201,9 +220,8 @@ def _in_words(message: str) -> str:
     return shortened(message.split(" or instance of ")[0], 300)
 
 
-def _keys_at(path: KeyPath) -> list[str]:
-    """The keys that a sweep may have at a place."""
-    model: type[BaseModel] = Sweep
+def _keys_at(path: KeyPath, model: type[BaseModel]) -> list[str]:
+    """The keys that a file may have at a place."""
     for part in path:
         if isinstance(part, int):
             continue

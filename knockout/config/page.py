@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from knockout.config import sweep as config
+from knockout.config.mine import Mine
 from knockout.config.sweep import Sweep
 from knockout.files import write_text
 
-__all__ = ["sweep_file_page", "write_pages"]
+__all__ = ["mine_file_page", "sweep_file_page", "write_pages"]
 
 _HEAD = """\
 # The sweep file
@@ -52,6 +53,44 @@ adaptive: {max_seeds: 16, max_hours: 24}
 ```
 """
 
+_MINE_HEAD = """\
+# The file of `knockout mine`
+
+Made from the docstrings of `knockout/config/mine.py` by `python -m knockout.config.page docs`; do not edit.
+
+`knockout mine MINE.yaml [key=value]...` reads YAML as a sweep file is read: an unknown key is an error that
+names the closest known one, relative paths are relative to the file's folder, and `key=value` goes over the
+file. Without a file, the values say everything. `engine` and `chat` are those of
+[the sweep file](sweep-file.md).
+
+**Outputs**: keys that change the rollouts or their scores; with another value it is another run and needs
+another `out`. The rest may change between two calls: nothing is then generated or scored anew. Prompts count
+as their token ids, models as their weights. Of `scoring`, quantile, window and scores only concern the list.
+
+```yaml
+teacher: Qwen/Qwen3-30B-A3B
+student: runs/opd/final
+student_before: runs/opd/start
+out: runs/rocks
+prompts: {benchmarks: [knockout_math500]}
+rollouts: {max_tokens: 16384}
+scoring: {dtype: bfloat16, scores: [soft_or]}
+list: {top: 100, by: rock_score_ctx}
+```
+
+`knockout mine MINE.yaml --from RUN` scores the baselines of a run of the student and generates nothing.
+
+"""
+
+_MINE_SECTIONS = (
+    ("", "The file", "Mine"),
+    ("prompts", "`prompts`", "PromptSource"),
+    ("rollouts", "`rollouts`", "RolloutSettings"),
+    ("rollouts.sampling", "`rollouts.sampling`", "SamplingSettings"),
+    ("scoring", "`scoring`", "ScoringSettings"),
+    ("list", "`list`", "ListKeys"),
+)
+
 _SECTIONS = (
     ("", "The sweep", "Sweep"),
     ("engine", "`engine`", "EngineSettings"),
@@ -69,20 +108,37 @@ _SECTIONS = (
 
 def sweep_file_page() -> str:
     """The text of `docs/sweep-file.md`."""
-    schema = Sweep.model_json_schema(mode="validation")
-    models = {"Sweep": schema, **schema["$defs"]}
-    missing = set(models) - {name for _, _, name in _SECTIONS}
+    return _page(_HEAD, Sweep, _SECTIONS)
+
+
+def mine_file_page() -> str:
+    """The text of `docs/mine-file.md`."""
+    return _page(_MINE_HEAD, Mine, _MINE_SECTIONS, {"EngineSettings", "ChatSettings"})
+
+
+def _page(
+    head: str,
+    root: type[BaseModel],
+    sections: Sequence[tuple[str, str, str]],
+    elsewhere: Collection[str] = (),
+) -> str:
+    """A page with a table for each model of a file; those `elsewhere` have it on another page."""
+    schema = root.model_json_schema(mode="validation")
+    models = {root.__name__: schema, **schema["$defs"]}
+    missing = set(models) - {name for _, _, name in sections} - set(elsewhere)
     if missing:
         raise ValueError(f"no section for {', '.join(sorted(missing))}")
-    parts = [_HEAD]
-    for path, title, name in _SECTIONS:
+    module = sys.modules[root.__module__]
+    parts = [head]
+    for path, title, name in sections:
         model = models[name]
+        fields = getattr(module, name).model_fields
         about = " ".join(str(model.get("description", "")).split())
         rows = [
             _row(
                 f"{path}.{key}" if path else key,
                 field,
-                _bounds(getattr(config, name).model_fields[key]),
+                _bounds(fields[key]),
                 key in model.get("required", ()),
             )
             for key, field in model["properties"].items()
@@ -95,6 +151,7 @@ def sweep_file_page() -> str:
 def write_pages(folder: Path) -> None:
     """Writes all made pages into a folder."""
     write_text(folder / "sweep-file.md", sweep_file_page())
+    write_text(folder / "mine-file.md", mine_file_page())
 
 
 def _row(path: str, field: dict[str, Any], bounds: str, required: bool) -> str:

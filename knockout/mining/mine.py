@@ -16,6 +16,7 @@ import numpy as np
 from knockout.engines.base import Engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.method.sampling import Sampling
+from knockout.mining.baselines import Baselines, require_same_model, write_baselines
 from knockout.mining.identity import keep_identity, require_same_tokenizer
 from knockout.mining.load import check_device, load_scoring_model
 from knockout.mining.rollouts import Prompt, SetAside, missing, roll_out, shard_path
@@ -119,6 +120,7 @@ def mine(
     *,
     device: str | None = None,
     tokens_per_batch: int = 4096,
+    source: Baselines | None = None,
 ) -> Callable[[], Iterator[Shard]]:
     """Makes, or completes, the scored shards of a run.
 
@@ -131,6 +133,7 @@ def mine(
         device: Of the scoring passes; None for a GPU where there is one; "auto" spreads a model
             over several.
         tokens_per_batch: Most tokens of a forward pass, padding included.
+        source: A run whose baselines are the rollouts; `prompts` are then its own.
 
     Returns:
         A function that gives the scored shards one by one, from the start at each call.
@@ -141,10 +144,14 @@ def mine(
     """
     check_device(device)  # before anything is generated
     out.mkdir(parents=True, exist_ok=True)
-    keep_identity(out / "identity.json", _identity(models, prompts, settings))
+    what = _identity(models, prompts, settings)
+    keep_identity(out / "identity.json", what | ({"run": source.identity} if source else {}))
     rolled, scored = out / "rollouts", out / "scores"
     aside = SetAside(out / "set_aside.json")
-    if owed := missing(rolled, len(prompts), aside):
+    if source is not None:
+        require_same_model(source, models.folders["student"], models.names["student"])
+        write_baselines(source, rolled, aside)
+    elif owed := missing(rolled, len(prompts), aside):
         log.info("rollouts: %d prompts × %d to generate", len(owed), settings.rollouts)
         engine = open_engine(models.folders["student"])
         try:
