@@ -4,20 +4,16 @@ const OUTCOMES = { lost: "lost (right → wrong)", won: "won (wrong → right)",
 
 function candidateRows(data, c) {
   const rows = data.rows.filter((r) => r.c === c);
-  const columns = COLUMNS.filter(([key]) => !["candidate", "group"].includes(key));
-  return el("div", { class: "scroll" }, el("table", {},
+  const columns = COLUMNS.filter(([key]) => !["candidate", "group"].includes(key) && (key.startsWith("key") || rows.some((r) => known(r[key]))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rows of this candidate" }, el("table", {},
     el("thead", {}, el("tr", {}, columns.map(([key, name]) => el("th", { scope: "col", class: WORDS.has(key) ? null : "n" }, name)))),
     el("tbody", {}, rows.map((r) => el("tr", {}, columns.map(([key, , show]) => el("td", { class: WORDS.has(key) ? null : "n" }, show(r))))))));
 }
 
-function replacedTable(replaced, banned) {
-  if (!replaced.top.length) return el("p", { class: "dim" }, "No forks.");
-  return el("div", { class: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["baseline had", "knockout took", "forks"].map((name, i) => el("th", { scope: "col", class: i === 2 ? "n" : null }, name)))),
-    el("tbody", {}, replaced.top.map(([before, after, n]) => el("tr", {},
-      el("td", { class: "token", title: `id ${before}` }, quoted(before), banned.includes(before) ? "" : " †"),
-      el("td", { class: "token", title: `id ${after}` }, quoted(after)),
-      numeric(`${count(n)} (${share(n, replaced.n)})`))))));
+// One bar for each pick that took the banned token's place, by what it did to the grade.
+function replacedRows(replaced, banned) {
+  const name = ([before, after]) => `${banned.length > 1 || !banned.includes(before) ? `${quoted(before)} → ` : ""}${quoted(after)}${banned.includes(before) ? "" : " †"}`;
+  return replaced.top.flatMap((entry) => ["lost", "same", "won", "ungraded"].map((outcome, i) => ({ label: name(entry), outcome, forks: entry[3 + i] })).filter((row) => row.forks));
 }
 
 function benchmarkBlock(data, candidate, detail, b) {
@@ -30,7 +26,7 @@ function benchmarkBlock(data, candidate, detail, b) {
   return el("section", {},
     el("h2", {}, benchmark.name),
     detail.n ? el("div", { class: "grid" },
-      figure("What replaced it", `${partial}† the token itself was not the pick there: the ban moved the support.`, replacedTable(detail.replaced, candidate.ids)),
+      figure("What replaced it", `${partial}† the token itself was not the pick there: the ban moved the support.`, plot("replacements", `What replaced it on ${benchmark.name}`, replacedRows(detail.replaced, candidate.ids))),
       el("div", {},
         el("dl", {},
           el("dt", {}, "knockouts"), el("dd", {}, `${count(detail.n)} forked, ${count(detail.inherited)} inherited`),
@@ -39,7 +35,9 @@ function benchmarkBlock(data, candidate, detail, b) {
           el("dt", {}, "unfinished"), el("dd", {}, `${share(unfinished[0], detail.n)} → ${share(unfinished[1], detail.n)} ran into max_tokens`),
           el("dt", {}, "fork at"), el("dd", {}, `token ${count(step[1])} (median)`),
           grades.length ? [el("dt", {}, "grader said"), el("dd", {}, grades.map(([s, n]) => `${s}: ${count(n)}`).join(", "))] : null),
-        figure("Where the forks begin", null, whereForks(detail.where))),
+        figure("Where the forks begin", null, plot("where", `Where in the baseline the forks begin, ${benchmark.name}`, detail.where.map((forks, tenth) => ({ tenth, forks })))),
+        figure("Change of length", null, plot("length", `Change of length after the fork, ${benchmark.name}`, detail.lengths)),
+        detail.seeds.length > 1 ? figure("Δ by seed", null, plot("seeds", `Δ in each seed, ${benchmark.name}`, detail.seeds.map((row) => ({ benchmark: benchmark.name, ...row })))) : null),
     ) : el("p", { class: "dim" }, `No knockout left its baseline here; ${count(detail.inherited)} are inherited.`));
 }
 
@@ -62,7 +60,9 @@ function pairList(data, c, found) {
   const fill = (outcome) => {
     const shown = all.filter((pair) => !outcome || pair.outcome === outcome);
     const missing = shown.filter((pair) => !there.has(pair.key.join())).length;
-    said.textContent = plural(shown.length, "pair") + (missing ? `; ${count(missing)} are not in this file (\`knockout view\` shows all)` : "")
+    const forks = found.details.reduce((n, detail) => n + (outcome ? detail.outcomes[{ lost: 0, same: 1, won: 2, ungraded: 3 }[outcome]] : detail.n), 0);
+    const open = shown.length - missing;
+    said.textContent = `${plural(forks, "fork")}; ${open < forks ? `${count(open)} can be opened here${settings.live ? "" : " (`knockout view` shows all)"}` : "all can be opened"}`
       + (shown.length > most ? `; the first ${most} are listed` : "");
     body.replaceChildren(...shown.slice(0, most).map(({ key, outcome: kind, step }) => {
       const name = data.benchmarks[key[0]].doc_ids[key[1]];
@@ -75,7 +75,7 @@ function pairList(data, c, found) {
   return el("section", {}, el("h2", {}, "Trajectories"),
     el("div", { class: "bar" },
       choose("grade", [["", "all"], ...Object.entries(OUTCOMES).filter(([k]) => all.some((p) => p.outcome === k))], "", fill), said),
-    el("div", { class: "scroll tall" }, el("table", {},
+    el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Trajectories" }, el("table", {},
       el("thead", {}, el("tr", {}, ["benchmark", "problem", "seed", "grade", "fork at"].map((name, i) => el("th", { scope: "col", class: i === 2 || i === 4 ? "n" : null }, name)))), body)));
 }
 

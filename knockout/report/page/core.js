@@ -61,6 +61,27 @@ const source = settings.live ? {
   },
 };
 
+// ---- the address: a path, and what is chosen on the page ----
+
+function address() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { parts: path.split("/").map(decodeURIComponent), chosen: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+// Choices go into the address without a new entry in the history, so that a page can be shared and kept.
+function choosing(changes) {
+  const { parts, chosen } = address();
+  const next = Object.entries({ ...chosen, ...changes }).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const query = new URLSearchParams(next).toString();
+  history.replaceState(history.state, "", `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`);
+}
+
+// What a person chose for good, as far as the browser lets a file keep it.
+const keep = {
+  get(key) { try { return localStorage.getItem(`knockout.${key}`); } catch { return null; } },
+  set(key, value) { try { localStorage.setItem(`knockout.${key}`, value); } catch { /* a private window */ } },
+};
+
 // ---- words and numbers ----
 
 const VERDICTS = {
@@ -131,6 +152,20 @@ function choose(label, options, value, onchange) {
     select.append(el("option", { value: key, selected: String(key) === String(value) }, text));
   }
   return el("label", {}, el("span", {}, label), select);
+}
+function csv(rows) {
+  const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
+  const cell = (value) => {
+    const text = !known(value) ? "" : Array.isArray(value) ? JSON.stringify(value) : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [columns, ...rows.map((r) => columns.map((key) => r[key]))].map((line) => line.map(cell).join(",")).join("\n") + "\n";
+}
+
+function download(name, type, text) {
+  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name.replaceAll(/[^\w.-]+/g, "_") });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 const numeric = (...children) => el("td", { class: "n" }, ...children);
 const toCandidate = (c, text) => el("a", { href: `#/candidate/${c}`, class: "token" }, text);

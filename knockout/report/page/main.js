@@ -4,6 +4,7 @@ const PAGES = { "": ["Overview", overviewPage], table: ["Table", tablePage], hea
 const DEEP = { candidate: candidatePage, pair: pairPage };
 let overview = null;
 let turn = 0;
+let stale = false;
 
 function frame(data) {
   byId("run-name").textContent = data.run.name;
@@ -13,9 +14,9 @@ function frame(data) {
 
 async function show(focus) {
   const own = (turn += 1);
-  const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const { parts: [page = "", ...rest] } = address();
   byId("nav").replaceChildren(...Object.entries(PAGES).map(([key, [name]]) => el("a", { href: `#/${key}`, "aria-current": key === page ? "page" : null }, name)));
-  const make = (PAGES[page] || [null, DEEP[page] || overviewPage])[1];
+  const make = (PAGES[page] || [null, DEEP[page] || nowhere])[1];
   let content;
   try {
     content = await make(overview, rest);
@@ -24,12 +25,19 @@ async function show(focus) {
     if (!(error instanceof TypeError && settings.live)) console.error(error);
   }
   if (own !== turn) return;
+  const at = scrollY;
   byId("main").replaceChildren(...content.flat(9).filter((node) => node));
   byId("main").dataset.page = page || "overview";
+  const heading = byId("main").querySelector("h1");
+  document.title = `${page === "" ? "Overview" : clip(heading?.textContent || page, 60)} · ${overview.run.name} · knockout`;
   if (focus) {
     byId("main").focus({ preventScroll: true });
     scrollTo(0, 0);
-  }
+  } else scrollTo(0, at);
+}
+
+function nowhere() {
+  return [el("h1", {}, "There is no such page"), el("p", {}, "Go to the ", el("a", { href: "#/" }, "overview"), ".")];
 }
 
 function theme(wanted) {
@@ -45,7 +53,12 @@ async function refresh() {
     frame(overview);
     const page = byId("main").dataset.page;
     const busy = document.activeElement && ["INPUT", "SELECT"].includes(document.activeElement.tagName);
-    if (changed && ["overview", "health"].includes(page) && !busy) await show(false);
+    stale = stale || changed;
+    // A page that somebody types into is drawn anew at the next turn; a pair of trajectories never changes.
+    if (stale && page !== "pair" && !busy) {
+      stale = false;
+      await show(false);
+    }
   } catch (error) {
     byId("run-about").textContent = `the server does not answer (${error.message})`;
   }
@@ -64,6 +77,8 @@ async function start() {
   }
   frame(overview);
   addEventListener("hashchange", () => show(true));
+  addEventListener("beforeprint", () => { for (const item of drawn) if (item.box.isConnected) item.draw(Math.min(item.width, 640)); });
+  addEventListener("afterprint", redraw);
   await show(false);
   if (settings.live) setInterval(() => document.hidden || refresh(), 1000 * settings.every);
 }

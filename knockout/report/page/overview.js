@@ -1,23 +1,14 @@
-// The first page: what came out, what it cost, and the plots.
+// The first page: what came out, what it cost, what to do next, and the figures.
 
-const view = { benchmark: null, strongest: true, other: null };
+const RULES = [["fdr", "fdr (corrected)"], ["nominal", "nominal"]];
 
 function benchmarksOf(data) {
   return [...new Set(data.rows.map((row) => row.benchmark))];
 }
 
-function headline(data) {
-  if (!data.rows.length) return "No verdicts yet";
-  const { rule } = data.run;
-  const found = data.counts.filter((entry) => entry.group === "candidate");
-  const n = data.candidates.filter((c) => c.group === "candidate").length;
-  const part = (key, name) => {
-    const where = found.filter((entry) => entry[rule][key]);
-    if (!where.length) return `no strong ${name}`;
-    return where.map((entry) => `${plural(entry[rule][key], `strong ${name}`)} ${entry.benchmark === "pooled" ? "pooled over all benchmarks" : `on ${entry.benchmark}`}`).join(", ");
-  };
-  const text = `${part("strong_pillar", "pillar")}; ${part("strong_stumbling_block", "stumbling block")}`;
-  return `${plural(n, "candidate")}: ${text}`;
+function ruleOf(data) {
+  const { rule } = address().chosen;
+  return RULES.some(([key]) => key === rule) ? rule : data.run.rule;
 }
 
 function answerTable(data) {
@@ -32,9 +23,10 @@ function answerTable(data) {
     el("strong", { class: entry[rule][key] ? key : "zero" }, count(entry[rule][key])),
     el("span", { class: "dim" }, ` (${count(entry[other][key])})`),
   );
-  return el("div", { class: "scroll" }, el("table", {},
-    el("caption", { class: "dim", style: "text-align: left; padding-bottom: .3rem" },
-      `By the rule ${rule} at α = ${data.run.alpha}, margin ± ${data.run.margin}; in brackets by the rule ${other}. Click a number of candidates to list them.`),
+  const list = (entry) => `#/table?${new URLSearchParams({ benchmark: entry.benchmark, group: entry.group })}`;
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Verdicts by benchmark" }, el("table", {},
+    el("caption", { class: "dim" },
+      `By rule ${rule} at α = ${data.run.alpha}, margin ± ${data.run.margin}; in brackets by rule ${other}.`),
     el("thead", {}, el("tr", {},
       el("th", { scope: "col" }, "benchmark"), el("th", { scope: "col" }, "group"),
       el("th", { scope: "col", class: "n" }, "Pass@1"), el("th", { scope: "col", class: "n" }, "n"),
@@ -42,7 +34,7 @@ function answerTable(data) {
     el("tbody", {}, data.counts.map((entry) => el("tr", {},
       el("th", { scope: "row" }, entry.benchmark), el("td", {}, GROUPS[entry.group]),
       numeric(pass(entry.benchmark)),
-      numeric(el("a", { href: `#/table/${encodeURIComponent(entry.benchmark)}/${entry.group}` }, count(entry.n))),
+      numeric(el("a", { href: list(entry) }, count(entry.n))),
       keys.map((key) => cell(entry, key))))),
   ));
 }
@@ -56,33 +48,39 @@ function costTable(data) {
     return bar;
   };
   const ratio = (b) => (b.tokens_generated ? `${fixed(b.tokens_naive / b.tokens_generated, 1)}×` : "–");
-  const spent = cost.wall_s ? ` in ${duration(cost.wall_s)} of running` : "";
-  const racingNote = cost.tokens_planned > 1.02 * cost.tokens_naive && data.run.complete
-    ? ` With all planned seeds for every candidate it would have been about ${big(cost.tokens_planned)}.` : "";
+  const knockouts = cost.inherited + cost.forks;
+  const raced = data.racing.some((h) => Object.values(h.active).some((n) => new Set(n).size > 1));
+  const notes = [
+    cost.wall_s ? `${duration(cost.wall_s)} of running.` : null,
+    knockouts ? `${share(cost.inherited, knockouts)} of the knockouts are their baseline and cost nothing.` : null,
+    raced && data.run.complete ? `With all planned seeds for every candidate it would have been about ${big(cost.tokens_planned)}.` : null,
+    cost.tokens_audit ? `Audits took another ${big(cost.tokens_audit)}.` : null,
+  ];
   return [
-    el("p", {}, `${big(cost.tokens_generated)} tokens generated${spent}; full runs of the same knockouts would have generated ${big(cost.tokens_naive)}, ${ratio(cost)} as many. `
-      + `${share(cost.inherited, cost.inherited + cost.forks)} of the knockouts are their baseline and cost nothing.${racingNote}`
-      + (cost.tokens_audit ? ` Audits took another ${big(cost.tokens_audit)}.` : "")),
-    el("div", { class: "scroll" }, el("table", {},
+    el("p", {}, data.findings.cost, " ", notes.filter(Boolean).join(" ")),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Cost by benchmark" }, el("table", {},
       el("thead", {}, el("tr", {}, ["benchmark", "cells", "forked", "generated", "naive", "saved"].map((name, i) => el("th", { scope: "col", class: i ? "n" : null }, name)))),
       el("tbody", {}, data.benchmarks.map((b) => el("tr", {},
         el("th", { scope: "row" }, b.name, el("div", { class: "meters" }, meter(b.tokens_generated, ""), meter(b.tokens_naive, "naive"))), numeric(`${count(b.n_cells)} of ${count(b.n_problems * b.n_seeds)}`),
-        numeric(share(b.forks, b.forks + b.inherited)),
+        numeric(b.forks + b.inherited ? share(b.forks, b.forks + b.inherited) : "–"),
         numeric(big(b.tokens_generated)), numeric(big(b.tokens_naive)), numeric(ratio(b))))))),
   ];
 }
 
-function plotsOf(data) {
+const FIGURE_COLUMNS = ["candidate", "group", "token_ids", "delta", "ci_low", "ci_high", "ci_low_fdr", "ci_high_fdr", "p_value", "p_adjusted", "verdict_nominal", "verdict_fdr", "evidence", "per_1000", "lost", "won", "other"];
+
+function figuresOf(data) {
   const names = benchmarksOf(data);
-  if (!names.includes(view.benchmark)) [view.benchmark] = names;
-  const rows = data.rows.filter((r) => r.benchmark === view.benchmark && known(r.delta));
-  const others = names.filter((name) => name !== view.benchmark);
-  if (!others.includes(view.other)) [view.other] = others;
-  const strength = (r) => Math.abs(r.delta);
-  const few = [...rows].sort((a, b) => strength(b) - strength(a)).slice(0, 40);
+  const { chosen } = address();
+  const benchmark = names.includes(chosen.benchmark) ? chosen.benchmark : names[0];
+  const rule = ruleOf(data);
+  const rows = data.rows.filter((r) => r.benchmark === benchmark && known(r.delta));
+  const others = names.filter((name) => name !== benchmark);
+  const other = others.includes(chosen.against) ? chosen.against : others[0];
+  const few = [...rows].sort((a, b) => Math.abs(b.delta) - Math.abs(a.delta)).slice(0, 40);
   const many = rows.length > few.length;
-  const shown = view.strongest ? few : rows;
-  const again = () => box.replaceWith((box = plotsOf(data)));
+  const all = many && chosen.rows === "all";
+  const set = (key, blank) => (value) => { choosing({ [key]: value === blank ? "" : value }); box.replaceWith((box = figuresOf(data))); };
   const search = el("input", {
     type: "search", list: "names", placeholder: "token or id", onchange: (event) => {
       const found = findCandidate(data, event.target.value);
@@ -90,32 +88,39 @@ function plotsOf(data) {
       else event.target.setCustomValidity("no such candidate"), event.target.reportValidity();
     }, oninput: (event) => event.target.setCustomValidity(""),
   });
-  const raced = data.racing.some((h) => Object.values(h.active).some((n) => new Set(n.filter((x) => x)).size > 1));
+  const level = rule === "nominal" ? `rule nominal at ${data.run.alpha}` : `rule fdr at ${data.run.alpha}`;
+  const draw = (name, label, some = rows, extra = {}) => plot(name, `${label}, ${benchmark}, ${level}`, some, { columns: FIGURE_COLUMNS, file: `${name}-${benchmark}`, ...extra });
+  const raced = data.racing.flatMap((h) => Object.entries(h.active).flatMap(([group, n]) => n.map((running, s) => ({ series: `${h.benchmark}, ${GROUPS[group]}`, round: s + 1, running }))));
+  const shrinks = data.racing.some((h) => Object.values(h.active).some((n) => new Set(n.filter((x) => x)).size > 1));
+  const dose = data.doses.filter((d) => d.benchmark === benchmark);
+  const pairs = data.pairs.filter((d) => d.benchmark === benchmark);
+  const map = data.map.filter((cell) => cell.benchmark === benchmark);
   let box = el("div", {},
     el("div", { class: "bar" },
-      choose("benchmark", names.map((n) => [n, n]), view.benchmark, (v) => { view.benchmark = v; again(); }),
-      many ? choose("rows", [["few", `${few.length} largest |Δ|`], ["all", `all ${rows.length}`]], view.strongest ? "few" : "all", (v) => { view.strongest = v === "few"; again(); }) : null,
+      choose("benchmark", names.map((n) => [n, n]), benchmark, set("benchmark", names[0])),
+      choose("rule", RULES, rule, set("rule", data.run.rule)),
+      many ? choose("rows", [["few", `${few.length} largest |Δ|`], ["all", `all ${rows.length}`]], all ? "all" : "few", set("rows", "few")) : null,
       el("label", {}, el("span", {}, "go to candidate"), search),
       el("datalist", { id: "names" }, data.candidates.slice(0, 2000).map((c) => el("option", { value: c.name })))),
-    legend(rows),
-    figure("Δ with its interval", "Click a row for the candidate.", el("div", { class: many && !view.strongest ? "tall" : "" }, forest(shown))),
+    figure("Δ with its interval", `By ${level}. An interval excludes 0 exactly where the verdict is strong. Wide band: the controls' Δ. Click a row for the candidate.`,
+      el("div", { class: all ? "tall" : "" }, draw(`forest/${rule}`, "Forest plot", all ? rows : few))),
     el("div", { class: "grid" },
-      figure("Effect and evidence", `Above the dotted line p < ${data.run.alpha}.`, volcano(rows, data.run.alpha)),
-      figure("Effect and frequency", "Candidates that the baselines never emit are left out.", againstFrequency(rows)),
-      view.other ? figure("Agreement between benchmarks", "Coloured by the verdict on the first.",
-        others.length > 1 ? el("div", { class: "bar" }, choose("against", others.map((n) => [n, n]), view.other, (v) => { view.other = v; again(); })) : null,
-        agreement(rows, data.rows.filter((r) => r.benchmark === view.other), [view.benchmark, view.other])) : null,
-      figure("p-values", "Flat where nothing has an effect; a peak at the left is signal. A peak at 1: bans that changed no grade.", pHistogram(rows)),
-      raced ? figure("Racing", "Candidates that each round of seeds still knocked out.", racing(data.racing)) : null));
+      figure("Effect and evidence", `By ${level}.`, draw(`volcano/${rule}`, "Δ against minus log10 p")),
+      figure("Effect and frequency", "Candidates that the baselines never emit are left out.", draw(`frequency/${rule}`, "Δ against frequency", rows.filter((r) => r.per_1000 > 0))),
+      other ? figure("Agreement between benchmarks", "Equal axes; coloured by the verdict on the first.",
+        others.length > 1 ? el("div", { class: "bar" }, choose("against", others.map((n) => [n, n]), other, set("against", others[0]))) : null,
+        draw(`agreement/${benchmark}/${other}/${rule}`, `Δ on ${other} against Δ`, withOther(data, rows, other))) : null,
+      figure("p-values", "Flat where nothing has an effect; a peak at the left is signal. A peak at 1: bans that changed no grade.", draw("p_values", "Histogram of p-values")),
+      dose.length ? figure("Dose and response", "Δ against the strength of the penalty; the ban comes last.", draw("dose", "Dose-response curves", dose, { columns: null })) : null,
+      pairs.length ? figure("Interactions", "Δ of the pair minus the Δ of both.", draw("interactions", "Interactions of pairs", pairs, { columns: null })) : null,
+      shrinks ? figure("Racing", "Candidates that each round of seeds still knocked out.", plot("racing", "Candidates still running in each round of seeds", raced)) : null),
+    map.length ? figure("Who wins and loses which problem", "Won minus lost seeds; pairs of problem and candidate that changed nothing are blank.", el("div", { class: "tall" }, draw("map", "Map of problems and candidates", map, { columns: null }))) : null);
   return box;
 }
 
-function legend(rows) {
-  const kinds = Object.keys(VERDICTS).filter((key) => rows.some((r) => r.key === key));
-  const shapes = { candidate: "●", control: "◇", canary: "×" };
-  const groups = Object.keys(GROUPS).filter((g) => rows.some((r) => r.group === g));
-  return el("p", { class: "dim" }, kinds.map((key) => [badge(key), "  "]),
-    groups.length > 1 ? ["· ", groups.map((g) => `${shapes[g]} ${GROUPS[g]}`).join("  ")] : null);
+function withOther(data, rows, other) {
+  const there = new Map(data.rows.filter((r) => r.benchmark === other && known(r.delta)).map((r) => [r.c, r.delta]));
+  return rows.filter((r) => there.has(r.c)).map((r) => ({ ...r, other: there.get(r.c) }));
 }
 
 function findCandidate(data, text) {
@@ -136,13 +141,16 @@ function findCandidate(data, text) {
 function overviewPage(data) {
   const state = data.run.complete ? null
     : el("p", { class: "note" }, `The run is not finished: ${count(data.run.cells_done)} of ${count(data.run.n_cells)} cells. Verdicts may change.`);
+  const { findings } = data;
   return [
-    el("h1", {}, headline(data)), state,
+    el("h1", {}, findings.headline), state,
+    findings.context.map((text) => el("p", {}, text)),
+    findings.next.length ? el("div", { class: "note" }, el("strong", {}, "What to do next"), el("ul", {}, findings.next.map((text) => el("li", {}, text)))) : null,
     data.health.warnings.map((text) => el("p", { class: "warning" }, text)),
     data.run.has_tokenizer ? null : el("p", { class: "warning" }, "The model's tokenizer is not on this machine: tokens other than the candidates are shown as ids."),
     el("div", { class: "split" },
       data.rows.length ? el("section", {}, el("h2", {}, "Verdicts"), answerTable(data)) : null,
       el("section", {}, el("h2", {}, "Cost"), costTable(data))),
-    data.rows.length ? [el("h2", {}, "Candidates"), plotsOf(data)] : null,
+    data.rows.length ? [el("h2", {}, "Candidates"), figuresOf(data)] : null,
   ];
 }
