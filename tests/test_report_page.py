@@ -57,7 +57,7 @@ def page(browser: Any, folder: Path) -> Iterator[Any]:
 
 def go(page: Any, address: str) -> None:
     page.evaluate("(address) => { location.hash = address; }", address)
-    page.wait_for_selector(f"main[data-page='{address.split('/')[1] or 'overview'}']")
+    page.wait_for_selector(f"main[data-page='{address.split('/')[1].split('?')[0] or 'overview'}']")
 
 
 def test_first_page_says_what_came_out_and_draws(page: Any, folder: Path) -> None:
@@ -68,8 +68,9 @@ def test_first_page_says_what_came_out_and_draws(page: Any, folder: Path) -> Non
         for r in rows
     )
     assert pillars >= 1
-    assert f"{pillars} strong pillar" in page.inner_text("h1")
-    page.wait_for_selector(".plot .scatterlayer .point")
+    assert re.search(r"\d pillars?: ", page.inner_text("h1"))
+    assert pillars >= 1
+    page.wait_for_selector(".plot[data-drawn] svg")
     assert page.locator(".plot").count() >= 5
     first = page.locator("tbody tr", has_text="maths").first.inner_text()
     assert re.search(r"candidates\s", first)
@@ -84,30 +85,91 @@ def test_search_goes_to_the_candidate(page: Any, folder: Path) -> None:
     assert candidate.name in page.inner_text("h1")
 
 
-def test_a_click_on_a_point_goes_to_the_candidate(page: Any) -> None:
-    page.wait_for_selector(".plot .scatterlayer .point")
-    page.locator(".plot").first.locator(".nsewdrag").wait_for()
-    box = page.locator(".plot .scatterlayer .point").first.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_selector(".hoverlayer .hovertext")
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+def test_a_click_anywhere_in_a_row_goes_to_the_candidate(page: Any) -> None:
+    figure = page.locator(".plot[data-drawn]").first
+    figure.wait_for()
+    last = figure.locator("svg .mark-rect path").last
+    last.scroll_into_view_if_needed()
+    row = last.bounding_box()
+    page.mouse.move(row["x"] + 0.8 * row["width"], row["y"] + row["height"] / 2)
+    page.wait_for_selector("#tip:not([hidden])")
+    assert "Δ" in page.inner_text("#tip")
+    page.mouse.click(row["x"] + 0.8 * row["width"], row["y"] + row["height"] / 2)
     page.wait_for_selector("main[data-page=candidate]")
+
+
+def test_choices_are_in_the_address_and_come_back(page: Any, folder: Path) -> None:
+    page.locator("#pick-benchmark").select_option("formats")
+    page.locator("#pick-rule").select_option("nominal")
+    assert "benchmark=formats" in page.url
+    assert "rule=nominal" in page.url
+    go(page, "#/table?benchmark=maths&sort=delta&down=1&q=a&columns=delta,won")
+    assert page.locator("#pick-benchmark").input_value() == "maths"
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("Δ")
+    heads = page.locator("main th").all_inner_texts()
+    assert [h.split()[0] for h in heads] == ["candidate", "verdict", "Δ", "won"]
+    assert page.title().startswith("All rows · ")
+    go(page, "#/health")
+    page.go_back()
+    page.wait_for_selector("main[data-page=table]")
+    assert page.locator("th[aria-sort=descending]").count() == 1
+    page.go_back()
+    page.wait_for_selector("main[data-page=overview]")
+    assert page.locator("#pick-benchmark").input_value() == "formats"
+    page.evaluate("location.hash = '#/nonsense'")
+    page.get_by_role("heading", name="There is no such page").wait_for()
+
+
+def test_a_figure_and_its_data_can_be_saved(page: Any, tmp_path: Path) -> None:
+    page.locator(".plot[data-drawn]").first.wait_for()
+    for name, begins in (("SVG", "<svg"), ("CSV", "candidate,")):
+        with page.expect_download() as download:
+            page.get_by_role(
+                "button", name=f"save {'as SVG' if name == 'SVG' else 'the data'}"
+            ).first.click()
+        download.value.save_as(tmp_path / name)
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+
+
+def test_pinned_columns_stay_on_screen(page: Any) -> None:
+    page.set_viewport_size({"width": 900, "height": 700})
+    everything = "delta,ci_low,p_value,p_adjusted,key_nominal,key_fdr,benchmark,group,pass1_knockout,mde,lost,won"
+    go(page, f"#/table?columns={everything}")
+    box = page.locator("[role=region]")
+    box.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
+    assert box.evaluate("(node) => node.scrollLeft") > 100
+    for column in ("candidate", "verdict"):
+        place = page.locator("main th", has_text=column).first.bounding_box()
+        assert 0 <= place["x"] < 500
+
+
+def test_print_has_every_row_and_whole_figures(page: Any) -> None:
+    go(page, "#/table")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    total = int(page.inner_text("[role=status]").split()[0])
+    assert page.locator("main tbody tr:not(.filler)").count() == total
+    go(page, "#/")
+    page.locator(".plot[data-drawn]").first.wait_for()
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_timeout(300)
+    widths = page.locator(".plot svg").evaluate_all("(all) => all.map((svg) => svg.clientWidth)")
+    assert max(widths) <= 640
 
 
 def test_the_table_filters_sorts_and_downloads(page: Any, tmp_path: Path, folder: Path) -> None:
     go(page, "#/table")
-    rows = page.locator("main tbody tr")
+    rows = page.locator("main tbody tr:not(.filler)")
     everything = rows.count()
-    page.get_by_label("benchmark").select_option("formats")
-    page.get_by_label("group").select_option("control")
+    page.locator("#pick-benchmark").select_option("formats")
+    page.locator("#pick-group").select_option("control")
     assert rows.count() == 3 < everything
-    page.get_by_label("group").select_option("")
-    page.get_by_role("button", name="Δ").click()
+    page.locator("#pick-group").select_option("")
+    page.get_by_role("button", name="Δ", exact=True).click()
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("Δ")
-    shown = [float(t.replace("−", "-")) for t in rows.locator("td:nth-child(5)").all_inner_texts()]
+    shown = [float(t.replace("−", "-")) for t in rows.locator("td:nth-child(3)").all_inner_texts()]
     assert shown == sorted(shown)
-    page.get_by_role("button", name="Δ").click()
-    shown = [float(t.replace("−", "-")) for t in rows.locator("td:nth-child(5)").all_inner_texts()]
+    page.get_by_role("button", name="Δ ↑", exact=True).click()
+    shown = [float(t.replace("−", "-")) for t in rows.locator("td:nth-child(3)").all_inner_texts()]
     assert shown == sorted(shown, reverse=True)
     with page.expect_download() as download:
         page.click("#csv")
@@ -130,7 +192,7 @@ def test_from_the_table_to_a_pair_by_keyboard(page: Any) -> None:
     page.locator("main tbody a").first.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("main[data-page=candidate]")
-    page.get_by_label("grade").select_option("lost")
+    page.locator("#pick-grade").select_option("lost")
     link = page.locator("main a[href*=pair]").first
     assert "lost" in page.locator("main tr:has(a[href*=pair])").first.inner_text()
     link.focus()

@@ -26,7 +26,7 @@ FLOORS = (
     ("engines",),
     ("processors",),
     ("tokens",),
-    ("config",),
+    ("config", "figures"),
     ("method", "stats"),
     ("files",),
     ("errors", "_version"),

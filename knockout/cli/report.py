@@ -27,7 +27,9 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", help="Write PDF and PNG figures for papers into this folder."),
+        typer.Option(
+            "--figures", help="Write figures for papers (PDF, SVG, CSV) into this folder."
+        ),
     ] = None,
     trajectories_mb: Annotated[
         float,
@@ -36,7 +38,7 @@ def report(
 ) -> None:
     """Writes the report of a run: one HTML file that needs no network."""
     if figures is not None:
-        from knockout.report.figures import write_figures
+        from knockout.report.plots import write_figures
 
         for path in write_figures(directory, figures):
             print(path)

@@ -25,7 +25,7 @@ def config(*, dark: bool = False) -> Spec:
         ("#e4e7eb", "#9aa4af", "#343a42") if dark else ("#1b1f24", "#59636e", "#d9dee3")
     )
     return {
-        "background": None,
+        "background": "transparent",
         "font": "system-ui, Segoe UI, DejaVu Sans, sans-serif",
         "range": {"category": list(_DARK if dark else _LIGHT)},
         "view": {"stroke": None},

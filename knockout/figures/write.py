@@ -14,7 +14,7 @@ from knockout.errors import UsageError
 from knockout.figures.theme import Spec, config
 from knockout.files import atomic_path, write_text
 
-__all__ = ["SUFFIXES", "complete", "scripts", "write_figure"]
+__all__ = ["SUFFIXES", "complete", "licence", "scripts", "write_figure"]
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -46,6 +46,11 @@ def scripts() -> dict[str, str]:
     """The JavaScript that draws figures, by name, in the order in which it is loaded."""
     vendor = files("knockout.figures") / "vendor"
     return {name: (vendor / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS}
+
+
+def licence() -> str:
+    """The licence of what `scripts` returns."""
+    return (files("knockout.figures") / "vendor" / "LICENSE.txt").read_text(encoding="utf-8")
 
 
 def write_figure(spec: Spec, rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:

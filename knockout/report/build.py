@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from knockout._version import __version__
+from knockout.figures.theme import config
+from knockout.figures.write import licence as figure_licence
+from knockout.figures.write import scripts as figure_scripts
 from knockout.files import write_text
 from knockout.ledger import Ledger
 from knockout.report.data import details, overview, shown_config
+from knockout.report.plots import page_specs
 from knockout.report.sample import Sample, pack, sample_pairs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
 from knockout.report.tokens import TokenTexts
@@ -25,9 +29,9 @@ from knockout.report.trajectories import (
     some_rows,
 )
 
-__all__ = ["build_report", "render_page"]
+__all__ = ["build_report", "render_page", "themes"]
 
-# Room for trajectories beside the plotting library (1.2 MB) and the tables.
+# Room for trajectories beside the plotting library (0.8 MB) and the tables.
 TRAJECTORY_BYTES = 2_400_000
 # Forks whose replacement is looked up, over all candidates; each costs a read of its tokens.
 MOST_LOOKED_UP = 60_000
@@ -77,6 +81,7 @@ def report_chunks(
     head = overview(run, ledger, found, total, has_tokenizer=texts.has_tokenizer)
     sample = sample_pairs(run, ledger, budget)
     head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
+    head |= {"figures": page_specs(head), "themes": themes()}
     head["config"] = shown_config((run.folder / "config.yaml").read_text(encoding="utf-8"))
     chunks = {"overview": pack(head)}
     used = set(sample.tokens)
@@ -106,6 +111,11 @@ def candidate_replacements(
     return {key: most_common(counts) for key, counts in counted.items()}
 
 
+def themes() -> dict[str, Any]:
+    """Colours of the figures in both themes of the page."""
+    return {"light": config(), "dark": config(dark=True)}
+
+
 def render_page(
     title: str, chunks: dict[str, str], *, live: bool, settings: dict[str, Any] | None = None
 ) -> str:
@@ -126,16 +136,14 @@ def render_page(
     )
     sources = [(page / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     app = '"use strict";\n(() => {\n' + "\n".join(sources) + "\n})();\n"
-    plotly = (package / "vendor" / "plotly-basic.min.js").read_text(encoding="utf-8")
-    licence = (package / "vendor" / "plotly-basic.LICENSE.txt").read_text(encoding="utf-8")
-    scripts = {"plotly": plotly, "app": app}
+    scripts = {**figure_scripts(), "app": app}
     for name, script in scripts.items():
         if "</script" in script.lower() or "<!--" in script:
             raise ValueError(f"the script {name} holds what would end it")
     policy = [
         "default-src 'none'",
         "script-src " + " ".join(_hash(script) for script in scripts.values()),
-        # Plotly sets styles of its own elements while it draws.
+        # Elements have styles of their own: the width of a meter, the place of a tooltip.
         "style-src 'unsafe-inline'",
         "img-src data: blob:",
         "connect-src 'self'" if live else "connect-src 'none'",
@@ -147,7 +155,7 @@ def render_page(
         policy="; ".join(policy),
         css=(page / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        licence=licence,
+        licence=figure_licence(),
         chunks=chunks,
         settings=_embedded_json({"live": live, **(settings or {})}),
         version=__version__,

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from knockout.ledger import Ledger
 from knockout.report.source import RunView
-from knockout.report.tables import CellTable, ForkTable, describe_forks
+from knockout.report.tables import LOST, UNGRADED, WON, CellTable, ForkTable, describe_forks
+from knockout.verdicts.findings import findings, interval_of
 from knockout.verdicts.table import verdict_key
 
 __all__ = [
@@ -72,6 +73,7 @@ def overview(
                 "b": b,
                 "c": c,
                 **{name: verdict_key(row, rule) for name, rule in _KEYS.items()},
+                **_by_rule(row, run),
                 "per_1000": _plain(1000 * float(share)),
             }
         )
@@ -88,6 +90,10 @@ def overview(
         ],
         "rows": rows,
         "counts": _counts(run.rows),
+        "findings": _findings(run),
+        "doses": doses(run.rows),
+        "pairs": [],
+        "map": outcome_cells(run, ledger),
         "cost": _cost(run, benchmarks),
         "racing": [_racing(b, cell, ledger) for b, cell in zip(names, run.cells, strict=True)],
         "health": _health(run),
@@ -98,9 +104,107 @@ def details(run: RunView, candidate: int) -> list[dict[str, Any]]:
     """What the forks of a candidate look like on each benchmark (see `describe_forks`)."""
     out = []
     for b, cell in enumerate(run.cells):
-        described = describe_forks(run.forks, run.forks.rows(b, candidate))
+        at = run.forks.rows(b, candidate)
+        described = describe_forks(run.forks, at)
         described["inherited"] = int(cell.n_inherited[candidate])
+        described["seeds"] = _seeds(cell, run.forks, at, candidate)
         out.append(described)
+    return out
+
+
+def _by_rule(row: dict[str, Any], run: RunView) -> dict[str, Any]:
+    """What figures draw of a row for each rule: its interval, and the p-value from which it calls."""
+    rule = run.sweep.verdict
+    own = [r for r in run.rows if r["benchmark"] == row["benchmark"] and r["group"] != "canary"]
+    out: dict[str, Any] = {}
+    for name in _RULES:
+        low, high = interval_of(row, name)
+        out |= {f"low_{name}": low, f"high_{name}": high, f"level_{name}": rule.alpha}
+    called = [r["p_value"] for r in own if r["p_adjusted"] <= rule.alpha]
+    out["level_fdr"] = max(called, default=rule.alpha / max(len(own), 1))
+    return out
+
+
+def _findings(run: RunView) -> dict[str, Any]:
+    rule = run.sweep.verdict
+    said = findings(
+        run.rows, run.summary, rule=rule.rule, alpha=rule.alpha, margin=rule.margin,
+        folder=run.folder.name,
+    )  # fmt: skip
+    return {
+        "headline": said.headline,
+        "context": list(said.context),
+        "cost": said.cost,
+        "next": list(said.next_steps),
+    }
+
+
+def doses(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the dose-response figure: the penalties of each set of ids, and its ban last."""
+    by_ids: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        by_ids.setdefault((row["benchmark"], *row["token_ids"]), []).append(row)
+    out = []
+    for own in by_ids.values():
+        strengths = [row for row in own if (row.get("strength") or 0) == (row.get("strength") or 0)]
+        if not any(row.get("strength") for row in strengths):
+            continue
+        strengths.sort(key=lambda row: row.get("strength") or math.inf)
+        label = next((r["candidate"] for r in own if not r.get("strength")), own[0]["candidate"])
+        for order, row in enumerate(strengths):
+            strength = row.get("strength")
+            out.append(
+                {
+                    "benchmark": row["benchmark"],
+                    "label": label,
+                    "strength": f"{strength:g}" if strength else "ban",
+                    "order": order,
+                    "delta": _plain(row["delta"]),
+                    "low": _plain(row["ci_low"]),
+                    "high": _plain(row["ci_high"]),
+                }
+            )
+    return out
+
+
+def outcome_cells(run: RunView, ledger: Ledger, most: int = 60) -> list[dict[str, Any]]:
+    """Rows of the map of problems and candidates; the candidates with most changes only."""
+    forks = run.forks
+    out = []
+    for b, cell in enumerate(run.cells):
+        own = (forks.benchmark == b) & np.isin(forks.outcome, (LOST, WON))
+        changed = np.bincount(forks.candidate[own], minlength=len(ledger.candidates))
+        for c in np.argsort(-changed, kind="stable")[:most].tolist():
+            if not changed[c]:
+                break
+            mine = own & (forks.candidate == c)
+            for p in np.unique(forks.problem[mine]).tolist():
+                here = forks.outcome[mine & (forks.problem == p)]
+                lost, won = int((here == LOST).sum()), int((here == WON).sum())
+                out.append(
+                    {
+                        "benchmark": ledger.benchmarks[b].name,
+                        "label": ledger.candidates[c].name,
+                        "c": c,
+                        "problem": cell.doc_ids[p],
+                        "net": won - lost,
+                        "lost": lost,
+                        "won": won,
+                    }
+                )
+    return out
+
+
+def _seeds(cell: CellTable, forks: ForkTable, at: slice, candidate: int) -> list[dict[str, Any]]:
+    """Δ of a candidate in each seed: grades of its forks; what is inherited changes nothing."""
+    out = []
+    for seed in range(cell.correct.shape[1]):
+        asked = int(cell.n_asked[candidate, seed])
+        mine = forks.seed[at] == seed
+        change = forks.outcome[at][mine]
+        if asked:
+            delta = int(change[change != UNGRADED].sum()) / asked
+            out.append({"seed": seed + 1, "delta": round(delta, 6), "forks": int(mine.sum())})
     return out
 
 

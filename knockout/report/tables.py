@@ -187,7 +187,8 @@ def describe_forks(forks: ForkTable, at: slice) -> dict[str, Any]:
         `where`: forks by tenth of the baseline at which they leave it; `step`: quartiles of the
         divergence step; `length`: mean length of baseline and knockout and quartiles of the
         change, in tokens; `unfinished`: of baselines and knockouts; `outcomes`: lost, same, won,
-        ungraded; `grades`: knockouts by the grader's status; `lost` and `won`: [problem, seed].
+        ungraded; `grades`: knockouts by the grader's status; `lost` and `won`: [problem, seed];
+        `lengths`: forks by bins of the change of length.
     """
     step, base = forks.step[at], forks.base_tokens[at]
     n = len(step)
@@ -209,6 +210,7 @@ def describe_forks(forks: ForkTable, at: slice) -> dict[str, Any]:
         "unfinished": [int(forks.base_unfinished[at].sum()), int(forks.unfinished[at].sum())],
         "outcomes": counts,
         "grades": {s: int(k) for s, k in zip(forks.statuses, status, strict=True) if k},
+        "lengths": _bins(change),
         "lost": cells[outcome == LOST].tolist(),
         "won": cells[outcome == WON].tolist(),
     }
@@ -216,6 +218,19 @@ def describe_forks(forks: ForkTable, at: slice) -> dict[str, Any]:
 
 def _place(benchmark: Any, candidate: Any) -> Any:
     return (benchmark << 32) + candidate
+
+
+def _bins(values: Ints, most: int = 12) -> list[dict[str, int]]:
+    """Counts in at most about `most` bins of a round width, as rows of a figure."""
+    if not len(values):
+        return []
+    spread = max(int(values.max()) - int(values.min()), 1)
+    width = next(w * 10**e for e in range(9) for w in (1, 2, 5) if spread / (w * 10**e) <= most)
+    places, counts = np.unique(np.floor_divide(values, width), return_counts=True)
+    return [
+        {"low": int(at) * width, "high": (int(at) + 1) * width, "forks": int(n)}
+        for at, n in zip(places, counts, strict=True)
+    ]
 
 
 def _quartiles(values: Ints) -> list[float] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.ledger import CellKey, Ledger
-from knockout.report.tables import ForkTable
+from knockout.report.tables import LOST, SAME, UNGRADED, WON, ForkTable
 
 __all__ = [
     "MOST_REPLACEMENTS",
@@ -72,8 +72,8 @@ def some_rows(at: slice, most: int) -> NDArray[np.int64]:
 
 def replacements(
     ledger: Ledger, forks: ForkTable, rows: Sequence[int] | NDArray[np.int64]
-) -> dict[tuple[int, int], Counter[tuple[int, int]]]:
-    """Which token stood at the fork, and which one the knockout picked.
+) -> dict[tuple[int, int], Counter[tuple[int, int, int]]]:
+    """Which token stood at the fork, which one the knockout picked, and what became of the grade.
 
     Args:
         ledger: The run's.
@@ -81,10 +81,10 @@ def replacements(
         rows: Those that are looked at.
 
     Returns:
-        By (benchmark, candidate): counts of (baseline's token, knockout's token); −1 is the end
-        of the trajectory.
+        By (benchmark, candidate): counts of (baseline's token, knockout's token, outcome as in
+        `ForkTable`); token −1 is the end of the trajectory.
     """
-    found: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+    found: dict[tuple[int, int], Counter[tuple[int, int, int]]] = {}
     by_cell = sorted(rows, key=lambda row: (forks.key(int(row)), int(row)))
     at: CellKey | None = None
     baseline = np.empty(0, dtype=np.int32)
@@ -97,16 +97,29 @@ def replacements(
         step = int(forks.step[row])
         before = int(baseline[step]) if step < len(baseline) else -1
         after = int(rest[0]) if len(rest) else -1
-        found.setdefault((key.benchmark, candidate), Counter())[before, after] += 1
+        found.setdefault((key.benchmark, candidate), Counter())[
+            before, after, int(forks.outcome[row])
+        ] += 1
     return found
 
 
-def most_common(counts: Counter[tuple[int, int]]) -> dict[str, Any]:
-    """The most frequent replacements as [before, after, count], with the number looked at."""
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+def most_common(counts: Counter[tuple[int, int, int]]) -> dict[str, Any]:
+    """The most frequent replacements, with the number of forks that were looked at.
+
+    Returns:
+        `n`, and `top`: [before, after, count, lost, same, won, ungraded] for each.
+    """
+    totals: Counter[tuple[int, int]] = Counter()
+    for (before, after, _), n in counts.items():
+        totals[before, after] += n
+    ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+    kinds = (LOST, SAME, WON, UNGRADED)
     return {
         "n": sum(counts.values()),
-        "top": [[before, after, n] for (before, after), n in ranked[:_SHOWN_REPLACEMENTS]],
+        "top": [
+            [*pair, n, *(counts.get((*pair, kind), 0) for kind in kinds)]
+            for pair, n in ranked[:_SHOWN_REPLACEMENTS]
+        ],
     }
 
 

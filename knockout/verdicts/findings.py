@@ -72,7 +72,9 @@ def findings(
         found = sorted((r for r in own if r["verdict"] == verdict), key=lambda r: -abs(r["delta"]))
         parts.append(_named(found, name, rule, many))
     n = len({row["candidate"] for row in own})
-    headline = f"{n} candidate{'' if n == 1 else 's'} by rule {rule} at {alpha:g}: " + "; ".join(parts)
+    headline = f"{n} candidate{'' if n == 1 else 's'} by rule {rule} at {alpha:g}: " + "; ".join(
+        parts
+    )
     return Findings(
         headline if rows else "No verdict yet: no cell has finished.",
         tuple(_context(own, controls, summary, rule)) if rows else (),
@@ -101,7 +103,9 @@ def _context(
     if controls:
         called = sum(row["verdict"] != "neutral" for row in controls)
         out.append(f"{called} of {len(controls)} rows of controls were called.")
-    luck = (summary.get("luck") or {}).get("pooled" if own and own[0]["benchmark"] == "pooled" else "all")
+    luck = (summary.get("luck") or {}).get(
+        "pooled" if own and own[0]["benchmark"] == "pooled" else "all"
+    )
     if luck and rule == "nominal":
         out.append(
             f"By luck alone {luck['mean']:.1f} nominal calls would be expected, "
@@ -125,9 +129,7 @@ def _cost(summary: Mapping[str, Any]) -> str:
     return f"{_big(made)} tokens generated; full re-runs would have generated {_big(naive)}, {times} as many."
 
 
-def _next(
-    own: Sequence[Row], summary: Mapping[str, Any], margin: float, folder: str
-) -> list[str]:
+def _next(own: Sequence[Row], summary: Mapping[str, Any], margin: float, folder: str) -> list[str]:
     if not summary["complete"]:
         return ["repeat the command that started the run; it goes on where it stopped"]
     out = []
@@ -142,7 +144,9 @@ def _next(
         ]
         text = f"{len(open_)} of {len(own)} rows are undetermined at a margin of {margin:g}: raise `seeds` or `limit` and repeat the command"
         if reach:
-            text += f", or ask for a margin of {median(reach):.2g}, which half of their intervals fit"
+            text += (
+                f", or ask for a margin of {median(reach):.2g}, which half of their intervals fit"
+            )
         out.append(text)
     return out
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from knockout.report.build import candidate_replacements
+from knockout.report.build import candidate_replacements, themes
 from knockout.report.data import details, overview, shown_config
+from knockout.report.plots import page_specs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
 from knockout.report.tables import LOST, SAME, UNGRADED, WON
 from knockout.report.trajectories import PairKey, frequencies, pair
@@ -115,6 +116,7 @@ class LiveRun:
             self.run = read_run(self.folder, ledger)
             found, total = frequencies(ledger)
             head = overview(self.run, ledger, found, total, has_tokenizer=self.texts.has_tokenizer)
+        head |= {"figures": page_specs(head), "themes": themes()}
         head["config"] = shown_config((self.folder / "config.yaml").read_text(encoding="utf-8"))
         used = {token for candidate in self.candidates for token in candidate.token_ids}
         head["vocab"] = self.texts.vocab(used)

@@ -312,5 +312,4 @@ var expression = {
 };
 
 vega.expressionInterpreter = expression;
-
 })();

@@ -147,7 +147,7 @@ const figure = (title, note, ...children) => el(
   ...children,
 );
 function choose(label, options, value, onchange) {
-  const select = el("select", { onchange: (event) => onchange(event.target.value) });
+  const select = el("select", { id: `pick-${label}`, onchange: (event) => onchange(event.target.value) });
   for (const [key, text] of options) {
     select.append(el("option", { value: key, selected: String(key) === String(value) }, text));
   }
