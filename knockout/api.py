@@ -20,6 +20,8 @@ from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
 if TYPE_CHECKING:
     import pandas as pd
 
+    from knockout.report.plots import Plots
+
 __all__ = ["Run", "Sweep", "load_run"]
 
 BASELINE = "baseline"
@@ -105,6 +107,34 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.folder}: {self.sweep.model}>"
+
+    @property
+    def plot(self) -> Plots:
+        """The run's figures: `run.plot.forest()`, `.volcano()`, `.frequency()` and others.
+
+        Each returns an Altair chart, which a notebook shows.
+        """
+        from knockout.report.plots import Plots
+
+        return Plots(self.folder)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Writes the HTML report, into the run directory if `out` is not given; returns its path."""
+        from knockout.report.build import build_report
+
+        made = build_report(self.folder, None if out is None else Path(out))
+        return Path(made["path"])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the findings, and how many rows have which verdict."""
+        from html import escape
+
+        data = self.plot.data if self.summary()["cells_done"] else None
+        if data is None:
+            return f"<p>{escape(repr(self))}: nothing has finished yet</p>"
+        said = data["findings"]
+        lines = "".join(f"<li>{escape(text)}</li>" for text in (*said["context"], said["cost"]))
+        return f"<p><strong>{escape(said['headline'])}</strong></p><ul>{lines}</ul>"
 
     def verdicts(
         self,

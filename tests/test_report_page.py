@@ -362,7 +362,9 @@ def test_a_large_run_takes_seconds_and_stays_below_five_megabytes(
         benchmarks=(("math500", 125), ("aime24", 8), ("aime25", 8), ("hmmt25", 8), ("ifeval", 135)),
         n_seeds=4, n_candidates=100, n_controls=100, length=(150, 500), share=0.15,
     )  # fmt: skip
+    started = time.process_time()
     made = build_report(folder)
+    seconds = time.process_time() - started  # other processes do not count
     assert made["forks"] > 30_000
     assert made["bytes"] < 5_000_000
-    assert made["seconds"] < 10
+    assert seconds < 10

@@ -62,6 +62,7 @@ def overview(
     """
     names = [benchmark.name for benchmark in ledger.benchmarks]
     order = {candidate.name: index for index, candidate in enumerate(ledger.candidates)}
+    levels = _levels(run)
     rows = []
     for row in run.rows:
         c = order[row["candidate"]]
@@ -73,7 +74,7 @@ def overview(
                 "b": b,
                 "c": c,
                 **{name: verdict_key(row, rule) for name, rule in _KEYS.items()},
-                **_by_rule(row, run),
+                **_by_rule(row, levels, run.sweep.verdict.alpha),
                 "per_1000": _plain(1000 * float(share)),
             }
         )
@@ -112,17 +113,31 @@ def details(run: RunView, candidate: int) -> list[dict[str, Any]]:
     return out
 
 
-def _by_rule(row: dict[str, Any], run: RunView) -> dict[str, Any]:
+def _by_rule(
+    row: dict[str, Any], levels: dict[tuple[str, str], float], alpha: float
+) -> dict[str, Any]:
     """What figures draw of a row for each rule: its interval, and the p-value from which it calls."""
-    rule = run.sweep.verdict
-    own = [r for r in run.rows if r["benchmark"] == row["benchmark"] and r["group"] != "canary"]
+    at = {"nominal": alpha, "fdr": levels.get((row["benchmark"], row["family"]), alpha)}
     out: dict[str, Any] = {}
     for name in _RULES:
         low, high = interval_of(row, name)
-        out |= {f"low_{name}": low, f"high_{name}": high, f"level_{name}": rule.alpha}
-    called = [r["p_value"] for r in own if r["p_adjusted"] <= rule.alpha]
-    out["level_fdr"] = max(called, default=rule.alpha / max(len(own), 1))
+        out |= {f"low_{name}": low, f"high_{name}": high, f"level_{name}": at[name]}
     return out
+
+
+def _levels(run: RunView) -> dict[tuple[str, str], float]:
+    """The largest p-value that the corrected rule calls, by benchmark and family."""
+    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in run.rows:
+        if row["group"] != "canary" and row["testable"]:
+            families.setdefault((row["benchmark"], row["family"]), []).append(row)
+    return {
+        key: max(
+            (r["p_value"] for r in own if r["verdict_fdr"] != "neutral"),
+            default=run.sweep.verdict.alpha / len(own),
+        )
+        for key, own in families.items()
+    }
 
 
 def _findings(run: RunView) -> dict[str, Any]:
@@ -172,26 +187,26 @@ def outcome_cells(run: RunView, ledger: Ledger, most: int = 60) -> list[dict[str
     forks = run.forks
     out = []
     for b, cell in enumerate(run.cells):
-        own = (forks.benchmark == b) & np.isin(forks.outcome, (LOST, WON))
+        own = np.flatnonzero((forks.benchmark == b) & np.isin(forks.outcome, (LOST, WON)))
         changed = np.bincount(forks.candidate[own], minlength=len(ledger.candidates))
-        for c in np.argsort(-changed, kind="stable")[:most].tolist():
-            if not changed[c]:
-                break
-            mine = own & (forks.candidate == c)
-            for p in np.unique(forks.problem[mine]).tolist():
-                here = forks.outcome[mine & (forks.problem == p)]
-                lost, won = int((here == LOST).sum()), int((here == WON).sum())
-                out.append(
-                    {
-                        "benchmark": ledger.benchmarks[b].name,
-                        "label": ledger.candidates[c].name,
-                        "c": c,
-                        "problem": cell.doc_ids[p],
-                        "net": won - lost,
-                        "lost": lost,
-                        "won": won,
-                    }
-                )
+        shown = np.argsort(-changed, kind="stable")[:most]
+        own = own[np.isin(forks.candidate[own], shown)]
+        pairs = np.stack([forks.candidate[own], forks.problem[own]], axis=1)
+        places, which = np.unique(pairs, axis=0, return_inverse=True)
+        won = np.bincount(which.ravel(), forks.outcome[own] == WON, minlength=len(places))
+        lost = np.bincount(which.ravel(), forks.outcome[own] == LOST, minlength=len(places))
+        for (c, p), up, down in zip(places.tolist(), won.tolist(), lost.tolist(), strict=True):
+            out.append(
+                {
+                    "benchmark": ledger.benchmarks[b].name,
+                    "label": ledger.candidates[c].name,
+                    "c": c,
+                    "problem": cell.doc_ids[p],
+                    "net": int(up - down),
+                    "lost": int(down),
+                    "won": int(up),
+                }
+            )
     return out
 
 

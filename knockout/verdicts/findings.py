@@ -77,7 +77,7 @@ def findings(
     )
     return Findings(
         headline if rows else "No verdict yet: no cell has finished.",
-        tuple(_context(own, controls, summary, rule)) if rows else (),
+        tuple(_context(own, controls, summary)) if rows else (),
         _cost(summary),
         tuple(_next(own, summary, margin, folder)),
     )
@@ -96,20 +96,16 @@ def _named(found: Sequence[Row], name: str, rule: str, many: bool) -> str:
     return f"{len(found)} {name}{'' if len(found) == 1 else 's'}: {', '.join(shown)}{rest}"
 
 
-def _context(
-    own: Sequence[Row], controls: Sequence[Row], summary: Mapping[str, Any], rule: str
-) -> list[str]:
+def _context(own: Sequence[Row], controls: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
     out = []
     if controls:
         called = sum(row["verdict"] != "neutral" for row in controls)
         out.append(f"{called} of {len(controls)} rows of controls were called.")
-    luck = (summary.get("luck") or {}).get(
-        "pooled" if own and own[0]["benchmark"] == "pooled" else "all"
-    )
-    if luck and rule == "nominal":
+    luck = (summary.get("luck") or {}).get(str(own[0]["benchmark"])) if own else None
+    if luck:
         out.append(
-            f"By luck alone {luck['mean']:.1f} nominal calls would be expected, "
-            f"and in one run of 20 more than {luck['q95']:g}."
+            f"Without the correction {luck['observed']} rows would be called; luck alone brings "
+            f"{luck['mean']:.1f} on average, and more than {luck['quantile_95']:g} in one run of 20."
         )
     neutral = [row for row in own if row["verdict"] == "neutral"]
     same = sum(row["evidence"] == "equivalent" for row in neutral)
@@ -138,9 +134,9 @@ def _next(own: Sequence[Row], summary: Mapping[str, Any], margin: float, folder:
     open_ = [row for row in own if row["evidence"] == "undetermined"]
     if own and len(open_) > len(own) / 2:
         reach = [
-            max(abs(row["ci_low"]), abs(row["ci_high"]))
+            max(abs(row["eq_low"]), abs(row["eq_high"]))
             for row in open_
-            if _known(row["ci_low"]) and _known(row["ci_high"])
+            if _known(row["eq_low"]) and _known(row["eq_high"])
         ]
         text = f"{len(open_)} of {len(own)} rows are undetermined at a margin of {margin:g}: raise `seeds` or `limit` and repeat the command"
         if reach:

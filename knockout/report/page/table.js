@@ -2,12 +2,13 @@
 
 const COLUMNS = [
   ["candidate", "candidate", (r) => toCandidate(r.c, r.candidate)],
-  ["key", "verdict", (r) => el("span", { title: r.reason || null }, badge(r.key), r.few_problems ? el("span", { class: "dim", title: "a few problems carry the sum" }, " ⚠") : null)],
+  ["key", "verdict", (r) => el("span", { title: r.reason || null }, badge(r.key), r.few_carry ? el("span", { class: "dim", title: `${plural(r.n_carrying, "problem")} make up half of the sum` }, " few") : null)],
   ["delta", "Δ", (r) => signed(r.delta)],
   ["ci_low", "interval", (r) => span(r.ci_low, r.ci_high)],
   ["ci_low_fdr", "fdr interval", (r) => span(r.ci_low_fdr, r.ci_high_fdr)],
   ["p_value", "p", (r) => pvalue(r.p_value)],
   ["p_adjusted", "p adj.", (r) => pvalue(r.p_adjusted)],
+  ["p_bounded", "p bounded", (r) => pvalue(r.p_bounded)],
   ["key_nominal", "nominal", (r) => badge(r.key_nominal)],
   ["key_fdr", "fdr", (r) => badge(r.key_fdr)],
   ["benchmark", "benchmark", (r) => r.benchmark],
