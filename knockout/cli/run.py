@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -77,7 +78,23 @@ def _run(sweep: Any, out: Path, retry_failed: bool, as_json: bool) -> None:
     again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
     run_sweep(sweep, out, retry_failed=retry_failed, again=again)
     show_verdicts(out, None, None, as_json)
+    _say_findings(sweep, out)
     print(f"Results are in {out}", file=sys.stderr)
+
+
+def _say_findings(sweep: Any, out: Path) -> None:
+    """The block that also heads the report."""
+    from knockout.verdicts.findings import findings
+
+    rows, summary = (
+        json.loads((out / name).read_text(encoding="utf-8"))
+        for name in ("verdicts.json", "summary.json")
+    )
+    rule = sweep.verdict
+    said = findings(
+        rows, summary, rule=rule.rule, alpha=rule.alpha, margin=rule.margin, folder=str(out)
+    )
+    print(*said.lines, sep="\n", file=sys.stderr)
 
 
 def status(
