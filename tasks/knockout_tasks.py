@@ -61,6 +61,20 @@ def starter_instructions(**_: Any) -> dict[str, datasets.Dataset]:
     return _embedded("starter_instructions.jsonl")
 
 
+def planted(seed: int = 0, n: int = 20_000, **_: Any) -> dict[str, datasets.Dataset]:
+    """Fresh problems of the planted model: the first n of a seed."""
+    from knockout.planted.language import Language, problems
+
+    return {"test": datasets.Dataset.from_list(list(problems(Language(), seed, n)))}
+
+
+def planted_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, int]:
+    """Grades the digit after the first `ans`."""
+    from knockout.planted.language import grade
+
+    return {"exact_match": grade(results[0], doc["answer"])}
+
+
 def _embedded(name: str) -> dict[str, datasets.Dataset]:
     path = Path(__file__).parent / "data" / name
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -27,7 +27,7 @@ FLOORS = (
     ("processors",),
     ("tokens",),
     ("config", "figures"),
-    ("method", "stats"),
+    ("method", "stats", "planted"),
     ("files",),
     ("errors", "_version"),
 )

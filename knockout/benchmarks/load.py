@@ -75,7 +75,7 @@ def load_benchmark(
         manager, leaves = find_leaves(name, include_path)
         benchmarks = []
         for leaf, overrides in leaves:
-            task = _build(manager, leaf, overrides, data_dir)
+            task = _build(manager, leaf, _making(manager, leaf, overrides, limit), data_dir)
             _requests(task, leaf, limit, num_fewshot, chat, tokenizer)
             benchmarks.append(_benchmark(task, leaf, metric, chat))
         return benchmarks
@@ -106,6 +106,16 @@ def task_grader(
         task = _build(manager, *leaves[0], data_dir)
         think = _Thinking(think_end or _DEFAULT_THINK_END, False)
         return _lm_eval_grader(task, name, docs, metric, think)[0]
+
+
+def _making(
+    manager: Any, name: str, overrides: dict[str, Any], limit: int | None
+) -> dict[str, Any]:
+    """Tells a task that makes its problems (`metadata: {makes_problems: true}`) how many."""
+    metadata = (manager.task_index[name].cfg or {}).get("metadata") or {}
+    if limit is None or not metadata.get("makes_problems"):
+        return overrides
+    return {**overrides, "dataset_kwargs": {"n": limit}}
 
 
 def _build(manager: Any, name: str, overrides: dict[str, Any], data_dir: Path | None) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knockout.errors import KnockoutError, UsageError
+from knockout.planted import MODEL_FOLDER, PLANTED
 from knockout.tokens import embedded
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def resolve_model(name: str, cache_dir: Path | None = None, *, revision: str | N
     """Turns a model's name into what engines load.
 
     Args:
-        name: "smollm2-135m" (embedded), a folder that holds a checkpoint, or a hub name such as
+        name: "smollm2-135m" or "planted" (embedded), a folder that holds a checkpoint, or a hub name such as
             "Qwen/Qwen3-4B".
         cache_dir: Where to keep the embedded model's checkpoint; the user's cache by default.
         revision: Of a hub name.
@@ -58,6 +59,8 @@ def resolve_model(name: str, cache_dir: Path | None = None, *, revision: str | N
     """
     if name.lower() == EMBEDDED:
         return str(_embedded(cache_dir or cache_folder()))
+    if name.lower() == PLANTED:
+        return str(MODEL_FOLDER)
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -70,7 +73,7 @@ def resolve_model(name: str, cache_dir: Path | None = None, *, revision: str | N
     if folder.exists() or looks_like_path:
         found = "a file" if folder.exists() else "no such folder"
         raise UsageError(
-            f"model {name!r}: {found}; expected {EMBEDDED!r} (embedded), a checkpoint folder, "
+            f"model {name!r}: {found}; expected {EMBEDDED!r} or {PLANTED!r} (embedded), a checkpoint folder, "
             "or a hub name such as 'Qwen/Qwen3-4B'"
         )
     return _from_hub(name, revision)
