@@ -1,0 +1,1 @@
+"""The system judged on the planted model: its true effects, and sweeps against them."""
