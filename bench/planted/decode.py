@@ -20,6 +20,7 @@ from torch import Tensor
 
 __all__ = ["Cells", "Draw", "Planted", "decode"]
 
+_CROWDED = 0.75  # share of unfinished rows below which the others leave the batch
 LONGEST = 64  # tokens of a response, as in the task file
 
 Draw = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -163,9 +164,10 @@ def decode(
     born = torch.zeros(n, dtype=torch.int64)
     said = torch.zeros(n, dtype=torch.int64)  # 0 before `ans`, 1 right after it, 2 later
     right = torch.zeros(n, dtype=torch.bool)
+    dead = torch.zeros(n, dtype=torch.bool)  # finished rows, still in the batch
     logits = model.forward(prompt, cache, 0)
     for step in range(LONGEST):
-        plain = owner == len(candidates)
+        plain = (owner == len(candidates)) & ~dead
         tokens = draw(
             logits.masked_fill(bans[owner], -torch.inf), cell, torch.zeros_like(plain), start + step
         )
@@ -191,6 +193,7 @@ def decode(
         right = torch.where(said == 1, tokens == gold[cell], right)
         said = torch.where(said == 0, (tokens == model.ids["ans"]).long(), torch.full_like(said, 2))
         over = (tokens == model.eos) | torch.tensor(step == LONGEST - 1)
+        over[: len(dead)] &= ~dead
         for row in torch.nonzero(over)[:, 0].tolist():
             i, c, grade = int(cell[row]), int(owner[row]), int(right[row])
             if c == len(candidates) or from_scratch is not None:
@@ -198,22 +201,34 @@ def decode(
             else:
                 knockout[c, i] = grade
                 fork_tokens[c, i], knockout_tokens[c, i] = step + 1 - int(born[row]), step + 1
-        stay = torch.nonzero(~over)[:, 0]
+        if parents:
+            cache = _grown(cache, len(dead), len(index))
+            new = slice(len(dead), len(dead) + len(index))
+            cache[:, :, new, :, : start + step] = cache[:, :, index, :, : start + step]
+            dead = torch.cat([dead, torch.zeros(len(index), dtype=torch.bool)])
+        dead |= over
+        stay = torch.nonzero(~dead)[:, 0]
         if not len(stay):
             break
-        # Rows of the cache: those that stay, and copies of the parents of the new ones.
-        rows = torch.arange(len(cache[0, 0]))
-        if parents:
-            rows = torch.cat([rows, index])
-        if parents or len(stay) < len(rows):
-            kept = torch.zeros((model.layers, 2, len(stay), *cache.shape[3:]), dtype=cache.dtype)
-            kept[..., : start + step, :] = cache[:, :, rows[stay], :, : start + step]
-            cache = kept
-        cell, owner, born, said, right, tokens = (
-            x[stay] for x in (cell, owner, born, said, right, tokens)
-        )
-        logits = model.forward(tokens[:, None], cache, start + step)
+        if len(stay) < _CROWDED * len(dead):
+            kept = cache[:, :, stay, :, : start + step]
+            cache[:, :, : len(stay), :, : start + step] = kept
+            cell, owner, born, said, right, tokens, dead = (
+                x[stay] for x in (cell, owner, born, said, right, tokens, dead)
+            )
+        logits = model.forward(tokens[:, None], cache[:, :, : len(dead)], start + step)
     inherited = ~forked.numpy()
     knockout = np.where(inherited, baseline, knockout).astype(np.int8)
     knockout_tokens = np.where(inherited, baseline_tokens, knockout_tokens).astype(np.int16)
     return Cells(baseline, knockout, forked.numpy(), baseline_tokens, fork_tokens, knockout_tokens)
+
+
+def _grown(cache: Tensor, used: int, more: int) -> Tensor:
+    """The cache with room for more rows."""
+    if used + more <= cache.shape[2]:
+        return cache
+    shape = list(cache.shape)
+    shape[2] = used + more + cache.shape[2] // 2
+    larger = torch.zeros(shape, dtype=cache.dtype)
+    larger[:, :, :used] = cache[:, :, :used]
+    return larger

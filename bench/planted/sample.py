@@ -27,7 +27,6 @@ from knockout.planted.language import Language, load_language, problems
 __all__ = ["BENCHMARK", "Job", "candidate_sets", "coupled", "independent", "run", "sample"]
 
 BENCHMARK = "knockout_planted"
-_PAIRED_ROLES = ("marker", "interchangeable marker", "finisher", "guess")
 _PIECE = 600  # baselines in a piece
 
 
@@ -35,7 +34,7 @@ def candidate_sets(language: Language) -> dict[str, tuple[str, ...]]:
     """Name to words: single tokens, then pairs (with " + "), then lists."""
     roles = language.roles()
     singles = {word: (word,) for words in roles.values() for word in words}
-    strong = [word for role in _PAIRED_ROLES for word in roles[role]]
+    strong = [*roles["marker"][:2], *roles["interchangeable marker"], *roles["finisher"]]
     pairs = {f"{a} + {b}": (a, b) for a, b in combinations(strong, 2)}
     lists = {
         "all markers": (*roles["marker"], *roles["interchangeable marker"]),

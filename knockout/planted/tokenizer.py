@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerFast
+from typing import Any
 
 from knockout.planted.language import Language
 
@@ -11,14 +11,16 @@ __all__ = ["EOS", "PAD", "UNKNOWN", "make_tokenizer", "padded_width"]
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
-def make_tokenizer(language: Language) -> PreTrainedTokenizerFast:
-    """Ids 0 to 2 are padding, end of text and unknown; then the language's words."""
+def make_tokenizer(language: Language) -> Any:
+    """A fast tokenizer of transformers; ids 0 to 2 are padding, end and unknown, then the words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     ids = {word: i for i, word in enumerate((PAD, EOS, UNKNOWN, *language.words))}
     backend = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast  # transformers' own carry no types
+    return make(
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=EOS,

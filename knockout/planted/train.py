@@ -63,8 +63,9 @@ def train(
         tell: Called with a line of progress.
     """
     import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    import transformers
 
+    library: Any = transformers  # its classes carry no types
     training = training or Training()
     tokenizer = make_tokenizer(language)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -73,7 +74,7 @@ def train(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(training.seed)
-            config = LlamaConfig(
+            config = library.LlamaConfig(
                 vocab_size=padded_width(len(tokenizer)),
                 hidden_size=training.hidden,
                 intermediate_size=3 * training.hidden,
@@ -86,12 +87,12 @@ def train(
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,
             )
-            model = LlamaForCausalLM(config)
+            model = library.LlamaForCausalLM(config)
             _fit(model, language, tokenizer, training, tell)
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-    model.generation_config = GenerationConfig(
+    model.generation_config = library.GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
     model.save_pretrained(folder)
@@ -124,11 +125,16 @@ def _fit(
     start = time.perf_counter()
     seen = 0.0
     batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+    each = 1.0
     for step in range(training.steps):
-        batches = batches or _batches(language, ids, rng, training.rows)
+        if not batches:
+            batches = _batches(language, ids, rng, training.rows)
+            each = sum(int((y != _IGNORED).sum()) for _, y in batches) / len(batches)
         tokens, labels = batches.pop()
         # Padding is on the right and never attended to, so no mask is needed.
         loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+        # Every token weighs the same, whether its text is short or long.
+        loss = loss * (int((labels != _IGNORED).sum()) / each)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,0 +1,161 @@
+"""`python -m bench truth`: the planted model's true effects, and the system judged against them.
+
+    python -m bench truth                    # everything; about an hour on two idle cores
+    python -m bench truth sample             # the true effects -> truth.csv
+    python -m bench truth trial              # sweeps against them -> report.md, *.csv, figure.svg
+
+Finished pieces are kept in runs/known-truth, so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bench.planted.decode import Cells
+from bench.planted.report import write_report
+from bench.planted.sample import Job, candidate_sets, run
+from bench.planted.trial import (
+    Size,
+    Table,
+    confirmations,
+    pairs_found,
+    races,
+    seeds_compared,
+    sweeps,
+)
+from knockout.planted import MODEL_FOLDER
+from knockout.planted.language import Language, load_language
+
+__all__ = ["main"]
+
+RESULTS = Path("results/known-truth")
+WORK = Path("runs/known-truth")
+ALONE = ("wait", "guess", "leap", "well", "so + thus")
+"""Candidates whose Δ is measured a second time, every trajectory from its first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How much is sampled."""
+
+    truth: int = 40_000  # problems, one cell each
+    alone: int = 4_000
+    wide: tuple[int, int] = (5_000, 4)  # problems, seeds
+    deep: tuple[int, int] = (1_000, 16)
+    sweeps: int = 100
+
+
+def main(*arguments: str) -> None:
+    """Runs the named stage, or all."""
+    parser = argparse.ArgumentParser(prog="python -m bench truth", description=__doc__)
+    parser.add_argument("stage", nargs="?", choices=("all", "sample", "trial"), default="all")
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
+    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--truth", type=int, default=_Plan.truth, help="problems of the truth")
+    parser.add_argument("--alone", type=int, default=_Plan.alone)
+    parser.add_argument("--wide", type=int, default=_Plan.wide[0], help="problems × 4 seeds")
+    parser.add_argument("--deep", type=int, default=_Plan.deep[0], help="problems × 16 seeds")
+    parser.add_argument("--sweeps", type=int, default=_Plan.sweeps, help="of each size")
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.stage in ("all", "sample"):
+        _truth(given)
+    if given.stage in ("all", "trial"):
+        _trial(given)
+
+
+def _truth(given: argparse.Namespace) -> None:
+    language = load_language(given.model / "language.json")
+    sets = candidate_sets(language)
+    cells = run(Job("truth", given.model, seed=1001, n=given.truth), given.work)
+    table = _effects(cells, language)
+    checks = []
+    for name in ALONE:
+        index = list(sets).index(name)
+        slug = name.replace(" + ", "-")
+        base = run(Job("alone-baseline", given.model, seed=2001, n=given.alone), given.work)
+        job = Job(f"alone-{slug}", given.model, seed=2001, n=given.alone, only=name)
+        banned = run(job, given.work)
+        d = banned.baseline.astype(float) - base.baseline
+        row = table.iloc[index]
+        error = math.hypot(float(d.std(ddof=1)) / math.sqrt(len(d)), float(row["se"]))
+        checks.append(
+            {
+                "candidate": name,
+                "delta": round(float(d.mean()), 5),
+                "truth": row["delta"],
+                "z": round((float(d.mean()) - row["delta"]) / error, 2),
+            }
+        )
+    table.to_csv(given.out / "truth.csv", index=False)
+    facts = {
+        "cells": given.truth,
+        "pass1": round(float(cells.baseline.mean()), 5),
+        "tokens_a_trajectory": round(float(cells.baseline_tokens.mean()), 2),
+        "largest_se": float(table["se"].max()),
+        "alone": checks,
+    }
+    (given.out / "truth.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    print(json.dumps(facts, indent=1))
+
+
+def _effects(cells: Cells, language: Language) -> pd.DataFrame:
+    """Δ of every candidate; the standard error takes cells, each of its own problem, as units."""
+    roles = {word: role for role, words in language.roles().items() for word in words}
+    rows = []
+    n = len(cells.baseline)
+    for i, (name, words) in enumerate(candidate_sets(language).items()):
+        d = cells.knockout[i].astype(float) - cells.baseline
+        rows.append(
+            {
+                "candidate": name,
+                "role": roles.get(name, "pair" if " + " in name else "list"),
+                "words": " ".join(words),
+                "delta": round(float(d.mean()), 5),
+                "se": round(float(d.std(ddof=1)) / math.sqrt(n), 5),
+                "share_of_trajectories": round(float(cells.forked[i].mean()), 5),
+                "helped": round(float((d > 0).mean()), 5),
+                "hurt": round(float((d < 0).mean()), 5),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _trial(given: argparse.Namespace) -> None:
+    sets = candidate_sets(load_language(given.model / "language.json"))
+    truth = pd.read_csv(given.out / "truth.csv")
+    wide_job = Job("wide", given.model, seed=11, n=given.wide, repeats=4, coupled=True)
+    deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
+    wide = Table(run(wide_job, given.work), 4, sets)
+    deep = Table(run(deep_job, given.work), 16, sets)
+    n = given.sweeps
+    records = []
+    for table, size in (
+        (deep, Size(30, 16)),
+        (wide, Size(100, 3)),
+        (wide, Size(500, 1)),
+        (wide, Size(500, 3)),
+    ):
+        records += list(sweeps(table, size, n, 0))
+        print(f"{size}: {n} sweeps judged", flush=True)
+    found = pd.DataFrame(records)
+    raced = pd.DataFrame([*races(deep, Size(30, 16), n, 0), *races(deep, Size(200, 8), n, 0)])
+    again = pd.DataFrame(
+        [*confirmations(deep, Size(30, 8), n, 0), *confirmations(wide, Size(500, 1), n, 0)]
+    )
+    pairs = pd.concat(
+        [
+            pairs_found(wide, size, n, 0).assign(size=str(size))
+            for size in (Size(100, 3), Size(500, 1), Size(500, 3))
+        ]
+    )
+    write_report(given.out, truth, found, raced, again, pairs, seeds_compared(wide))
+    np.testing.assert_equal(len(truth), len(sets))
