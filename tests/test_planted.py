@@ -13,6 +13,8 @@ import torch
 from conftest import Command
 from transformers import AutoTokenizer
 
+from bench.planted.sample import Job, candidate_sets, sample
+from knockout import Sweep, load_run
 from knockout.benchmarks.load import load_benchmark
 from knockout.errors import UsageError
 from knockout.planted import MODEL_FOLDER
@@ -22,7 +24,7 @@ from knockout.planted.tokenizer import make_tokenizer
 from knockout.planted.train import Training, train
 
 LANGUAGE = Language()
-SMALL = Training(hidden=32, layers=1, heads=1, steps=6, rows=8)
+SMALL = Training(hidden=32, layers=1, heads=1, steps=6, settling=3, rows=8)
 WEIGHTS = "model.safetensors"
 
 
@@ -173,20 +175,8 @@ def test_another_language_is_trained_from_its_file(tmp_path: Path, knockout: Com
     }
     (tmp_path / "other.json").write_text(json.dumps(config), "utf-8")
     out = tmp_path / "model"
-    sizes = [
-        "--hidden",
-        "32",
-        "--layers",
-        "1",
-        "--heads",
-        "1",
-        "--steps",
-        "4",
-        "--rows",
-        "8",
-        "--seed",
-        "1",
-    ]
+    small = {"hidden": 32, "layers": 1, "heads": 1, "steps": 4, "settling": 2, "rows": 8, "seed": 1}
+    sizes = [text for name, value in small.items() for text in (f"--{name}", str(value))]
     assert main(["train", "--out", str(out), "--config", str(tmp_path / "other.json"), *sizes]) == 0
     language = load_language(out / "language.json")
     assert language.operations[1] == Operation("-", 0.1, ("tsk", "uh"))
@@ -240,3 +230,50 @@ def test_as_many_problems_as_asked() -> None:
     right = f"go so ans {few.problems[3].doc['answer']}"
     assert few.grader.grade(3, right, finished=True).correct == 1
     assert few.grader.grade(3, "go so ans", finished=True).correct == 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of the packaged model."""
+    out = tmp_path_factory.mktemp("planted") / "run"
+    Sweep(
+        model="planted",
+        engine={"kind": "transformers", "dtype": "float32", "max_num_seqs": 256},
+        benchmarks=["knockout_planted"],
+        limit=200,
+        seeds=1,
+        sampling={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 64},
+        candidates={
+            "strings": ["wait", "guess", "so", "thus", "um", "zebra"],
+            "sets": {"so + thus": ["so", "thus"]},
+        },
+        audit=0.1,
+    ).run(out)
+    return out
+
+
+def test_a_sweep_finds_the_planted_roles(run: Path) -> None:
+    rows = load_run(run).verdicts().set_index("candidate")
+    verdict = rows["verdict_fdr"].rename(index=lambda name: name.strip('"'))
+    assert verdict["guess"] == "strong_stumbling_block"
+    assert verdict["wait"] == verdict["so + thus"] == "strong_pillar"
+    assert verdict["so"] == verdict["thus"] == verdict["um"] == verdict["zebra"] == "neutral"
+    assert 0.6 < rows["pass1_baseline"].iloc[0] < 0.9
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    assert summary["audited"] > 0
+    assert summary["fork_errors"] == summary["coupling_errors"] == 0
+
+
+def test_the_bench_decodes_the_same_cells_as_a_sweep(run: Path) -> None:
+    job = Job("test", seed=0, n=200, coupled=True)
+    cells = sample(job, 0, job.n)
+    names = list(candidate_sets(LANGUAGE))
+    frame = load_run(run).trajectories(inherited=True, text=False)
+    for name in ("baseline", '"wait"', '"guess"', '"um"', "so + thus"):
+        part = frame[frame["candidate"] == name].sort_values("problem")
+        grades = part["correct"].to_numpy()
+        index = None if name == "baseline" else names.index(name.strip('"'))
+        ours = cells.baseline if index is None else cells.knockout[index]
+        assert len(grades) == job.n
+        # Another order of additions may tip a pick in a few of 200 cells, and no more.
+        assert (grades != ours).sum() <= 2

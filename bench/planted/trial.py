@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from bench.planted.decode import Cells
 from bench.planted.sample import BENCHMARK
-from knockout.ledger import GradeCube
+from knockout.config.sweep import VerdictRule
+from knockout.ledger.grades import GradeCube
 from knockout.method.interventions import ban
 from knockout.tokens.candidates import Candidate
-from knockout.verdicts.table import build_verdicts, settle_cube
+from knockout.verdicts.race import settle_cube
+from knockout.verdicts.table import build_verdicts
 
 __all__ = ["Size", "Table", "confirmations", "pairs_found", "races", "seeds_compared", "sweeps"]
 
 MARGIN = 0.02
+_RULE = VerdictRule(rule="fdr", margin=MARGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def sweeps(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, An
             "published": table.independent_cube(table.singles, problems[:affordable], rng),
         }
         for arm, cube in arms.items():
-            found = build_verdicts([cube], rule="fdr", margin=MARGIN)
+            found = build_verdicts([cube], _RULE)
             for row in found.to_dict("records"):
                 yield {
                     "size": str(size),
@@ -140,8 +143,8 @@ def sweeps(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, An
                     **{
                         key: row[key]
                         for key in (
-                            "candidate", "delta", "ci_low", "ci_high", "verdict_fdr",
-                            "verdict_nominal", "evidence",
+                            "candidate", "delta", "ci_low", "ci_high", "ci_low_fdr", "ci_high_fdr", "verdict_fdr",
+                            "verdict_nominal", "evidence", "equivalent",
                         )
                     },
                 }  # fmt: skip
@@ -155,8 +158,8 @@ def pairs_found(table: Table, size: Size, n: int, seed: int) -> pd.DataFrame:
     for index in range(n):
         rng = np.random.default_rng([seed, 1, size.problems, size.seeds, index])
         problems, seeds = table.draw(size, rng)
-        singles = build_verdicts([table.cube(table.singles, problems, seeds)], rule="fdr")
-        pairs = build_verdicts([table.cube(table.pairs, problems, seeds)], rule="fdr")
+        singles = build_verdicts([table.cube(table.singles, problems, seeds)], _RULE)
+        pairs = build_verdicts([table.cube(table.pairs, problems, seeds)], _RULE)
         alone = dict(zip(singles["candidate"], singles["verdict_fdr"], strict=True))
         pillar = (pairs["verdict_fdr"] == "strong_pillar").to_numpy()
         neutral = np.array(
@@ -202,9 +205,7 @@ def races(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, Any
         rng = np.random.default_rng([seed, 2, size.problems, size.seeds, index])
         problems, seeds = table.draw(size, rng)
         cube = table.cube(table.singles, problems, seeds)
-        settled = settle_cube(
-            cube, size.seeds, rule="fdr", margin=MARGIN, max_rounds=size.seeds, futility=0.05
-        )
+        settled = settle_cube(cube, size.seeds, _RULE, max_rounds=size.seeds, futility=0.05)
         played = np.arange(size.seeds)[None, None, :] < settled.rounds[:, None, None]
         forks = table.fork_tokens[np.ix_(table.singles, problems, seeds)]
         baselines = table.baseline_tokens[np.ix_(problems, seeds)]
@@ -225,7 +226,7 @@ def confirmations(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[
         rng = np.random.default_rng([seed, 3, size.problems, size.seeds, index])
         problems, seeds = table.draw(Size(size.problems, 2 * size.seeds), rng)
         first, fresh = (
-            build_verdicts([table.cube(table.singles, problems, part)], rule="fdr")
+            build_verdicts([table.cube(table.singles, problems, part)], _RULE)
             for part in (seeds[: size.seeds], seeds[size.seeds :])
         )
         for a, b in zip(first.to_dict("records"), fresh.to_dict("records"), strict=True):

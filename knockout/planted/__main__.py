@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--config", type=Path, help="JSON of the language; what it leaves out is as in the package"
     )
-    for name in ("hidden", "layers", "heads", "steps", "rows", "threads"):
+    for name in ("hidden", "layers", "heads", "steps", "settling", "rows", "threads"):
         train.add_argument(f"--{name}", type=int)
     make = commands.add_parser("problems", help="write fresh problems as JSONL, for data_dir")
     make.add_argument("--out", type=Path, required=True, help="such as DIR/planted.jsonl")

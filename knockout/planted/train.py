@@ -30,9 +30,13 @@ class Training:
     Attributes:
         seed: Of the first weights and of the texts.
         hidden, layers, heads: Size of the transformer; the MLP is three times as wide.
-        steps: Updates.
+        steps: Updates of the first part, in which every text weighs about the same: so the operations
+            are learned from few texts.
+        settling: Updates of the second part, in which every token weighs the same: only so are the
+            model's chances those of the language.
         rows: Texts an update; those of one update are about as long as each other.
-        rate: Highest learning rate; it rises for 5 % of the steps and falls as a cosine.
+        rate: Highest learning rate, a third of it in the second part; in each it rises for 5 % of
+            the steps and falls as a cosine.
         threads: CPU threads. Another number rounds otherwise, so it is part of the recipe.
     """
 
@@ -41,6 +45,7 @@ class Training:
     layers: int = 4
     heads: int = 4
     steps: int = 1400
+    settling: int = 300
     rows: int = 64
     rate: float = 3e-3
     threads: int = 1
@@ -88,7 +93,8 @@ def train(
                 pad_token_id=tokenizer.pad_token_id,
             )
             model = library.LlamaForCausalLM(config)
-            _fit(model, language, tokenizer, training, tell)
+            for part in (1, 2):
+                _fit(model, language, tokenizer, training, part, tell)
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -105,20 +111,22 @@ def _fit(
     language: Language,
     tokenizer: Any,
     training: Training,
+    part: int,
     tell: Callable[[str], None],
 ) -> None:
     import torch
 
-    rng = random.Random(f"training {training.seed}")
+    first = part == 1
+    steps = training.steps if first else training.settling
+    rate = training.rate if first else training.rate / 3
+    rng = random.Random(f"training {training.seed}" if first else f"settling {training.seed}")
     ids = tokenizer.get_vocab()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training.rate, weight_decay=0.01, betas=(0.9, 0.98)
-    )
-    warm = max(1, training.steps // 20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
+    warm = max(1, steps // 20)
 
     def share(step: int) -> float:
         rising = min(1.0, (step + 1) / warm)
-        return rising * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / training.steps)))
+        return rising * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     model.train()
@@ -126,24 +134,26 @@ def _fit(
     seen = 0.0
     batches: list[tuple[torch.Tensor, torch.Tensor]] = []
     each = 1.0
-    for step in range(training.steps):
+    for step in range(steps):
         if not batches:
             batches = _batches(language, ids, rng, training.rows)
             each = sum(int((y != _IGNORED).sum()) for _, y in batches) / len(batches)
         tokens, labels = batches.pop()
         # Padding is on the right and never attended to, so no mask is needed.
         loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
-        # Every token weighs the same, whether its text is short or long.
-        loss = loss * (int((labels != _IGNORED).sum()) / each)
+        if not first:
+            loss = loss * (int((labels != _IGNORED).sum()) / each)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         seen += float(loss.detach())
-        if (step + 1) % 100 == 0 or step + 1 == training.steps:
+        if (step + 1) % 100 == 0 or step + 1 == steps:
             elapsed = time.perf_counter() - start
-            tell(f"step {step + 1}: loss {seen / (step % 100 + 1):.4f}, {elapsed:.0f} s")
+            tell(
+                f"part {part}, step {step + 1}: loss {seen / (step % 100 + 1):.4f}, {elapsed:.0f} s"
+            )
             seen = 0.0
 
 
