@@ -45,7 +45,7 @@ def resolve_model(name: str, cache_dir: Path | None = None, *, revision: str | N
     """Turns a model's name into what engines load.
 
     Args:
-        name: "smollm2-135m" or "planted" (embedded), a folder that holds a checkpoint, or a hub name such as
+        name: "smollm2-135m" or "planted" (embedded), a checkpoint folder, or a hub name such as
             "Qwen/Qwen3-4B".
         cache_dir: Where to keep the embedded model's checkpoint; the user's cache by default.
         revision: Of a hub name.
