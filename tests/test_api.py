@@ -84,7 +84,7 @@ class TestRun:
         assert run.summary()["sessions"] == 1
         assert (small_run() / "run.db").stat().st_size == before
         with pytest.raises(UsageError, match="belongs to another sweep"):
-            knockout.Sweep(**{**SETTINGS, "limit": 2}).run(small_run())
+            knockout.Sweep(**SETTINGS, run_seed=2).run(small_run())
 
     def test_a_sweep_file_loads_with_values_put_over_it(self) -> None:
         sweep = knockout.Sweep.load(small_run() / "config.yaml", "seeds=5")

@@ -204,7 +204,7 @@ def test_another_sweep_is_refused_by_its_keys(
     assert code == 2
     assert "belongs to another sweep" in errors
     assert "sampling.temperature: 0.9 there, 0.8 here" in errors
-    assert "candidates[" in errors
+    assert "candidates" in errors  # which may change by themselves
     assert "--out" in errors
     assert dump(finished) == before
 

@@ -82,13 +82,31 @@ def test_identity_differences_name_the_keys() -> None:
     other = record(parse(SMALL, "sampling.temperature=0.7", "benchmarks.1.seeds=9"), model="n")
     lines = differences(one, other)
     assert lines == [
-        "benchmarks[1].seeds: 8 there, 9 here",
-        'model_fingerprint: "m" there, "n" here',
-        "sampling.temperature: 0.5 there, 0.7 here",
+        'the model\'s weights or configuration (fingerprint): "m" there, "n" here',
+        "sampling.temperature of a: 0.5 there, 0.7 here",
     ]
     assert digest(one) == digest(record(parse(SMALL, "audit=0.5"))) != digest(other)
-    assert differences(one, record(parse(SMALL), benchmarks=[("a", "2")])) == [
-        'benchmark_fingerprints.a: "1" there, "2" here'
+
+
+def test_what_is_only_asked_is_no_difference() -> None:
+    def record(*sets: str, **changes: Any) -> dict[str, Any]:
+        given = {"model": "m", "tokenizer": "t", "benchmarks": [("a", "1")], "candidates": ()}
+        return identity(parse(SMALL, *sets), **(given | changes))
+
+    more = ("seeds=9", "limit=20", "benchmarks=[b, {name: a, seeds: 2}]")
+    there = record("benchmarks.1.sampling=null")
+    # Benchmarks are told by their names, whatever their order.
+    assert differences(there, record(*more, candidates=[Candidate("x", ban((1,)))])) == []
+    assert differences(there, record(*more, "sampling.max_tokens=65", "run_seed=1")) == [
+        "run_seed: 0 there, 1 here",
+        "sampling.max_tokens: 64 there, 65 here",
+    ]
+    assert differences(record(), record("adaptive.max_seeds=4")) == [
+        "adaptive.max_seeds: nothing there, 4 here",
+        "racing.alpha: nothing there, 0.05 here",
+        "racing.margin: nothing there, 0.02 here",
+        'racing.rule: nothing there, "fdr" here',
+        'racing.target: nothing there, "population" here',
     ]
 
 

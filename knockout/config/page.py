@@ -32,8 +32,10 @@ folder. `--set key.path=value` on the command line goes over the file; an item o
 its place, as in `--set benchmarks.0.limit=10`.
 
 **Outputs**: keys that change what is generated are part of what a run *is*. A run directory made
-with another value is refused, naming the keys. The others may change between two sessions of one
-run: they say how it is carried out, or what is computed from its ledger. Candidates count as the
+with another value is refused, naming the keys, except for what is only asked (`seeds`, `limit`,
+`benchmarks` and `candidates`): there the run goes on with what it has ([Growing a run](how-to/grow.md)).
+The others may change between two sessions of one run: they say how it is carried out, or what is
+computed from its ledger. Candidates count as the
 token ids that they resolve to, benchmarks as their documents and prompts, so it does not matter
 from which file they came. In a race (`adaptive`) all of `verdict` counts as outputs too, since it
 decides what the next round generates.

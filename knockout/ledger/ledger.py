@@ -246,6 +246,8 @@ class Ledger(Queries):
         problems: Iterable[ProblemRow] = (),
         seeds: Mapping[int, int] | None = None,
         meta: Mapping[str, str] | None = None,
+        replanned: Mapping[int, BenchmarkRow] | None = None,
+        renamed: Mapping[int, Candidate] | None = None,
     ) -> None:
         """Appends to what the run asks; nothing that is there changes its index.
 
@@ -255,9 +257,20 @@ class Ledger(Queries):
             problems: With the indices that they get.
             seeds: Planned repeats by index of the benchmark.
             meta: Settings of the run that change with it.
+            replanned: Benchmarks that are there and have other seeds or more problems now.
+            renamed: Candidates that are there under another name, in another group or pair.
         """
         with speaking(self.path), transaction(self._db) as db:
             at = (len(self.candidates), len(self.benchmarks))
+            for index in renamed or {}:  # so that two of them can swap their names
+                update(db, "candidate", {"name": f"\x00{index}"}, "id = ?", (index,))
+            for index, candidate in (renamed or {}).items():
+                names = ("name", "token_ids", "tokens", "group", "intervention")
+                values = dict(zip(names, pack_candidate(candidate), strict=True))
+                values = {f'"{name}"': value for name, value in values.items()}
+                update(db, "candidate", values, "id = ?", (index,))
+            for index, benchmark_row in (replanned or {}).items():
+                update(db, "benchmark", asdict(benchmark_row), "id = ?", (index,))
             _add_plan(db, candidates, benchmarks, problems, at)
             for benchmark, n_seeds in (seeds or {}).items():
                 update(db, "benchmark", {"n_seeds": n_seeds}, "id = ?", (benchmark,))
@@ -301,6 +314,14 @@ class Ledger(Queries):
                 )
                 n += db.execute(f"DELETE FROM {table} WHERE {failed}").rowcount
             return n + db.execute("DELETE FROM audit WHERE finish = 'error'").rowcount
+
+    def forget_cell(self, key: CellKey) -> None:
+        """Deletes a cell with its forks and audits, so that it is owed again."""
+        with speaking(self.path), transaction(self._db) as db:
+            for table in ("cell", "fork", "generation", "audit"):
+                db.execute(
+                    f"DELETE FROM {table} WHERE benchmark = ? AND problem = ? AND seed = ?", key
+                )
 
     def note(self, key: str, value: str) -> None:
         """Writes a setting of the run, over one that is there."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from knockout.errors import KnockoutError
 from knockout.ledger.codec import unpack_candidate, unpack_ids, unpack_steps
 from knockout.ledger.connection import damaged, speaking
-from knockout.ledger.rows import BenchmarkRow, CellKey, ForkTotal
+from knockout.ledger.rows import Asked, BenchmarkRow, CellKey, ForkTotal
 from knockout.tokens.candidates import Candidate
 
 __all__ = ["CellOutcome", "ForkOutcome", "Outcome", "Queries", "Session", "StoredProblem"]
@@ -125,6 +125,19 @@ class Queries:
         with damaged(self.path):
             return json.loads(text)
 
+    def asked(self) -> Asked:
+        """What the sweep asks for now; everything unless it asks for less than it once did."""
+        record = self.meta_json("asked")
+        if record is None:
+            problems = self.n_problems()
+            return Asked(
+                tuple(range(len(self.benchmarks))),
+                tuple(problems.get(b, 0) for b in range(len(self.benchmarks))),
+                tuple(range(len(self.candidates))),
+            )
+        with damaged(self.path):
+            return Asked(**{key: tuple(value) for key, value in record.items()})
+
     # Problems.
 
     def doc_ids(self, benchmark: int) -> tuple[str, ...]:
@@ -185,6 +198,11 @@ class Queries:
         """The cells that are there, and their candidates' steps (n, C)."""
         rows = self.query("SELECT benchmark, problem, seed, steps FROM cell ORDER BY 1, 2, 3")
         return [CellKey(*row[:3]) for row in rows], self._steps([row[3] for row in rows])
+
+    def failed_cells(self) -> set[CellKey]:
+        """Cells on whose baseline the engine failed."""
+        rows = self.query("SELECT benchmark, problem, seed FROM cell WHERE finish = 'error'")
+        return {CellKey(*row) for row in rows}
 
     def _steps(self, blobs: list[bytes]) -> NDArray[np.int32]:
         with damaged(self.path):

@@ -20,10 +20,13 @@ class Totals:
     Attributes:
         cells: Baselines that are there, failed ones included.
         failed_cells: Baselines that the engine failed on.
-        planned_cells: Problems times planned seeds.
+        planned_cells: Problems times planned seeds, of what the sweep asks for now.
+        owed_cells: Those of them that are not there.
         forks: Fork rows that are there, failed ones included.
         failed_forks: Forks that the engine failed on.
-        owed_forks: Knockouts that diverge and have no row yet.
+        owed_forks: Knockouts that diverge and have no row yet, of what is asked for now.
+        unasked: Candidates that came after a cell and that it has not been asked yet, added up
+            over what is asked for now; of a race 0, where cells leave out what is settled.
         inherited: Knockouts that are their baseline.
         early_forks: Forks at a step where a difference could only not be excluded.
         tokens_generated: Baselines and forks.
@@ -42,9 +45,11 @@ class Totals:
     cells: int
     failed_cells: int
     planned_cells: int
+    owed_cells: int
     forks: int
     failed_forks: int
     owed_forks: int
+    unasked: int
     inherited: int
     early_forks: int
     tokens_generated: int
@@ -64,8 +69,8 @@ class Totals:
     @property
     def complete(self) -> bool:
         """Whether every planned cell is there with all of its forks, or the race has ended."""
-        done = self.cells >= self.planned_cells or bool(self.ended)
-        return done and self.owed_forks == 0
+        done = self.owed_cells == 0 or bool(self.ended)
+        return done and self.owed_forks == 0 and self.unasked == 0
 
 
 def totals(ledger: Ledger) -> Totals:
@@ -86,9 +91,7 @@ def totals(ledger: Ledger) -> Totals:
         " COALESCE(SUM(differs_at >= 0 AND finish <> 'error'), 0),"
         " COALESCE(SUM(finish = 'error'), 0), COALESCE(SUM(n_tokens), 0) FROM audit"
     )[0]
-    planned = ledger.query(
-        "SELECT COALESCE(SUM(n_seeds), 0) FROM problem JOIN benchmark ON benchmark.id = benchmark"
-    )[0][0]
+    planned, owed_cells, owed_forks, unasked = _left(ledger)
     by_grade = ledger.query("SELECT grade, COUNT(*) FROM cell GROUP BY grade")
     grades: dict[str, int] = {}
     for status, n in [*by_grade, *((total.grade, total.n) for total in forks)]:
@@ -99,9 +102,11 @@ def totals(ledger: Ledger) -> Totals:
         cells=cell[0],
         failed_cells=cell[1],
         planned_cells=planned,
+        owed_cells=owed_cells,
         forks=n_forks,
         failed_forks=forks_with("error"),
-        owed_forks=cell[2] - n_forks,
+        owed_forks=owed_forks,
+        unasked=unasked,
         inherited=cell[3],
         early_forks=cell[4],
         tokens_generated=cell[5] + tokens - shared,
@@ -123,15 +128,19 @@ def totals(ledger: Ledger) -> Totals:
 def grade_cubes(ledger: Ledger) -> list[GradeCube]:
     """The grades of each benchmark: baselines, knockouts, and which of them were forked.
 
-    What is not there, failed, or could not be graded is −1.
+    Of what the sweep asks for now. What is not there, failed, or could not be graded is −1.
     """
-    cubes = []
-    for index, benchmark in enumerate(ledger.benchmarks):
+    cubes, asked = [], ledger.asked()
+    chosen = np.array(asked.candidates, dtype=np.int64)
+    for index, n in zip(asked.benchmarks, asked.problems, strict=True):
+        benchmark = ledger.benchmarks[index]
         ids = ledger.doc_ids(index)
-        shape = (len(ids), benchmark.n_seeds)
+        cells = ledger.cells(index)
+        # What was asked for before is read too, and left out at the end.
+        n_seeds = max([benchmark.n_seeds, *(cell.seed + 1 for cell in cells)])
+        shape = (len(ids), n_seeds)
         baseline = np.full(shape, -1, dtype=np.int8)
         steps = np.full((len(ledger.candidates), *shape), NOT_ASKED, dtype=np.int32)
-        cells = ledger.cells(index)
         if cells:
             problem, seed, _, correct, _, _, own = zip(*cells, strict=True)
             baseline[problem, seed] = [-1 if one is None else one for one in correct]
@@ -146,15 +155,44 @@ def grade_cubes(ledger: Ledger) -> list[GradeCube]:
             for p, s, text in chunk:
                 packed = np.fromstring(text, dtype=np.int64, sep=",")
                 knockout[packed >> 1, p, s] = packed & 1
+        part = (chosen, slice(n), slice(benchmark.n_seeds))
         cubes.append(
             GradeCube(
                 benchmark=benchmark.name,
-                candidates=ledger.candidates,
-                problem_ids=ids,
+                candidates=tuple(ledger.candidates[c] for c in asked.candidates),
+                problem_ids=ids[:n],
                 seeds=tuple(range(benchmark.n_seeds)),
-                baseline=baseline,
-                knockout=knockout,
-                forked=steps >= 0,
+                baseline=baseline[part[1:]],
+                knockout=knockout[part],
+                forked=(steps >= 0)[part],
             )
         )
     return cubes
+
+
+def _left(ledger: Ledger) -> tuple[int, int, int, int]:
+    """Cells that are asked for, and of them: cells, forks and divergence steps still to come."""
+    asked = ledger.asked()
+    keys, steps = ledger.decided()
+    n_problems = dict(zip(asked.benchmarks, asked.problems, strict=True))
+    n_seeds = {b: ledger.benchmarks[b].n_seeds for b in asked.benchmarks}
+    planned = sum(n_problems[b] * n_seeds[b] for b in asked.benchmarks)
+    failed, candidates = ledger.failed_cells(), np.array(asked.candidates, dtype=np.int64)
+    inside = np.array(
+        [
+            k.benchmark in n_seeds
+            and k.problem < n_problems[k.benchmark]
+            and k.seed < n_seeds[k.benchmark]
+            for k in keys
+        ],
+        dtype=np.bool_,
+    )
+    fine = inside & np.array([k not in failed for k in keys], dtype=np.bool_)
+    racing = bool(ledger.meta_json("identity", {}).get("racing"))
+    unasked = 0 if racing else int((steps[fine][:, candidates] == NOT_ASKED).sum())
+    owed_forks = 0
+    row = {key: n for n, key in enumerate(keys)}
+    for key, have in ledger.unfinished().items():
+        if inside[n := row[key]]:
+            owed_forks += sum(steps[n, c] >= 0 and c not in have for c in asked.candidates)
+    return planned, planned - int(inside.sum()), int(owed_forks), unasked

@@ -13,6 +13,7 @@ __all__ = [
     "INHERITED",
     "NOT_ASKED",
     "NO_ROOM",
+    "Asked",
     "AuditRow",
     "BenchmarkRow",
     "CellKey",
@@ -31,6 +32,21 @@ NOT_ASKED = -2
 
 NO_ROOM = "no room"
 """Status of a cell whose prompt leaves no room for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The part of a ledger that its sweep asks for now; the rest was asked for before, and stays.
+
+    Attributes:
+        benchmarks: Indices, in the sweep's order.
+        problems: How many problems of each of them; the first ones.
+        candidates: Indices, in the sweep's order.
+    """
+
+    benchmarks: tuple[int, ...]
+    problems: tuple[int, ...]
+    candidates: tuple[int, ...]
 
 
 class CellKey(NamedTuple):

@@ -112,20 +112,22 @@ def cell_tables(ledger: Ledger) -> list[CellTable]:
     tables = []
     for index, benchmark in enumerate(ledger.benchmarks):
         docs = ledger.doc_ids(index)
-        shape = (len(docs), benchmark.n_seeds)
+        rows = ledger.cells(index, failed=False)
+        # A run that asks for fewer seeds than before still holds the others.
+        n_seeds = max([benchmark.n_seeds, *(row.seed + 1 for row in rows)])
+        shape = (len(docs), n_seeds)
         correct = np.full(shape, -1, dtype=np.int8)
         n_tokens = np.full(shape, -1, dtype=np.int32)
         unfinished = np.zeros(shape, dtype=bool)
-        n_asked = np.zeros((n_candidates, benchmark.n_seeds), dtype=np.int32)
+        n_asked = np.zeros((n_candidates, n_seeds), dtype=np.int32)
         n_inherited = np.zeros(n_candidates, dtype=np.int32)
-        rows = ledger.cells(index, failed=False)
         if rows:
             p, s, finish, right, _, length, own = zip(*rows, strict=True)
             correct[p, s] = [-1 if one is None else one for one in right]
             n_tokens[p, s] = length
             unfinished[p, s] = np.array(finish) == "length"
             steps = np.stack(own)
-            for seed in range(benchmark.n_seeds):
+            for seed in range(n_seeds):
                 n_asked[:, seed] = (steps[np.array(s) == seed] != NOT_ASKED).sum(axis=0)
             n_inherited[:] = (steps == INHERITED).sum(axis=0)
         checked, errors, inherited_tokens = ledger.cell_sums(index)

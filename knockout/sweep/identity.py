@@ -68,14 +68,59 @@ def digest(record: dict[str, Any]) -> str:
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Says for each key that differs what the run directory and the sweep file hold."""
-    one, other = dict(_flat(there)), dict(_flat(json.loads(json.dumps(here, default=str))))
+    """Says what makes the cells of two sweeps differ, by name.
+
+    What is only asked for (seeds, limit, candidates, benchmarks) is left out; of benchmarks that
+    both have the sampling and the number of worked examples count.
+    """
+    here = json.loads(json.dumps(here, default=str))
+    one, other = (dict(_flat(_without_asked(record))) for record in (there, here))
     lines = []
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
             was, now = (json.dumps(d[key]) if key in d else "nothing" for d in (one, other))
-            lines.append(f"{key}: {_short(was)} there, {_short(now)} here")
+            lines.append(f"{_WORDS.get(key, key)}: {_short(was)} there, {_short(now)} here")
+    mine, theirs = _per_benchmark(here), _per_benchmark(there)
+    shared = [name for name in mine if name in theirs]
+    found: dict[str, list[str]] = {}
+    for name in shared:
+        for key in mine[name]:
+            if (before := theirs[name].get(key)) != mine[name][key]:
+                line = f"{json.dumps(before)} there, {json.dumps(mine[name][key])} here"
+                found.setdefault(f"{key}\x00{line}", []).append(name)
+    for text, names in sorted(found.items()):
+        key, line = text.split("\x00")
+        lines.append(
+            f"{key}: {line}" if names == shared else f"{key} of {', '.join(names)}: {line}"
+        )
     return lines
+
+
+_ASKED = {
+    "adaptive", "benchmark_fingerprints", "benchmarks", "candidates", "limit", "sampling", "seeds",
+}  # fmt: skip
+_WORDS = {
+    "model_fingerprint": "the model's weights or configuration (fingerprint)",
+    "tokenizer_fingerprint": "the tokenizer or its chat template (fingerprint)",
+}
+
+
+def _without_asked(record: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in record.items() if key not in _ASKED}
+    return kept | {"adaptive": record.get("adaptive")}
+
+
+def _per_benchmark(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What holds for each entry of `benchmarks` once the sweep's sampling is under it."""
+    found = {}
+    for entry in record.get("benchmarks", ()):
+        own = {k: v for k, v in (entry.get("sampling") or {}).items() if v is not None}
+        merged = {**record.get("sampling", {}), **own}
+        found[entry["name"]] = {
+            **{f"sampling.{key}": value for key, value in merged.items()},
+            "num_fewshot": entry.get("num_fewshot"),
+        }
+    return found
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from knockout.ledger import AuditRow, CellKey, ForkRow
 from knockout.method.divergence import Divergences
+from knockout.sweep.owed import Owed
 
 __all__ = ["Cell", "Job", "Snapshot", "first_difference", "response_text"]
 
@@ -68,6 +69,7 @@ class Cell:
     divergences: Divergences | None = None
     correct: int | None = None
     written: bool = False
+    owed: Owed | None = None  # what waits for a replay
     rows: list[ForkRow | AuditRow] = field(default_factory=list)
 
 
@@ -76,7 +78,7 @@ class Job:
     """A request that waits, runs or is being graded."""
 
     cell: Cell
-    kind: Literal["baseline", "fork", "audit"]
+    kind: Literal["baseline", "replay", "fork", "audit"]
     candidate: int = -1
     step: int = 0
     reference: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)

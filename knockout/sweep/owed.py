@@ -62,12 +62,21 @@ class Plan:
     candidates: tuple[Candidate, ...]
     strategy: Literal["fork", "naive"] = "fork"
     audit: float = 0.0
+    asked: tuple[bool, ...] = ()
+    """(C,) whether each candidate is asked for now; () for all."""
     ban_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
     """(C,) hash of each candidate's intervention, for `audit_mask`."""
 
     def __post_init__(self) -> None:
         keys = np.array([_hash(c.intervention) for c in self.candidates], dtype=np.uint64)
         object.__setattr__(self, "ban_keys", keys)
+        if not self.asked:
+            object.__setattr__(self, "asked", (True,) * len(self.candidates))
+
+    def has(self, key: CellKey) -> bool:
+        """Whether a cell of the ledger is asked for now."""
+        benchmark = self.benchmarks[key.benchmark]
+        return key.problem < len(benchmark.problems) and key.seed < benchmark.n_seeds
 
     def problem(self, key: CellKey) -> PlannedProblem:
         """The problem of a cell."""
@@ -82,9 +91,10 @@ class Plan:
 
     def everything(self) -> Round:
         """All seeds of all problems for all candidates, in one round."""
-        shape = (len(self.benchmarks), len(self.candidates))
         most = max(benchmark.n_seeds for benchmark in self.benchmarks)
-        return Round(range(most), np.ones(shape, dtype=bool))
+        active = np.tile(np.array(self.asked, dtype=bool), (len(self.benchmarks), 1))
+        active[[not benchmark.problems for benchmark in self.benchmarks]] = False
+        return Round(range(most), active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,7 @@ class Owed:
         key: The cell.
         asked: (C,) bool, the candidates to knock out, where the whole cell is owed.
         steps: (C,) int32, where its baseline is in the ledger; else None.
+        new: Candidates that came after the cell: where they diverge is not known yet.
         forks: Candidates whose fork is owed.
         audits: Candidates whose audit is owed and can start.
     """
@@ -116,6 +127,7 @@ class Owed:
     key: CellKey
     asked: NDArray[np.bool_]
     steps: NDArray[np.int32] | None = None
+    new: tuple[int, ...] = ()
     forks: tuple[int, ...] = ()
     audits: tuple[int, ...] = ()
 
@@ -123,26 +135,31 @@ class Owed:
 def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
     """Yields what a round still needs, and reads on in the ledger while it is asked for more.
 
-    First the cells with forks or audits left. Then a whole cell of each problem that has none yet,
+    First the cells with new candidates, forks or audits left. Then a whole cell of each problem that has none yet,
     those with the most room first, and at last all other cells, the problems with the longest
     trajectories so far first: what is long must not begin when everything else has ended.
     """
     keys, steps = ledger.decided()
     unfinished = ledger.unfinished()
     failed = ledger.failed_forks()
+    failed_cells = ledger.failed_cells()
     audited = ledger.audited() if plan.audit else set()
+    asked = np.array(plan.asked, dtype=bool)
     for key, of_cell in zip(keys, steps, strict=True):
-        if key.seed not in this.seeds:
+        if key.seed not in this.seeds or not plan.has(key):
             continue
-        diverging = set(np.flatnonzero(of_cell >= 0).tolist())
-        have = unfinished.get(key, diverging)
-        chosen = audit_mask(plan, key)
+        diverging = set(np.flatnonzero((of_cell >= 0) & asked).tolist())
+        have = unfinished.get(key, diverging) & diverging
+        chosen = audit_mask(plan, key) & asked
         ready = set(np.flatnonzero(chosen & (of_cell == INHERITED)).tolist())
         ready |= {c for c in have - failed.get(key, set()) if chosen[c]}
         audits = tuple(sorted(c for c in ready if (key, c) not in audited))
         forks = tuple(sorted(diverging - have))
-        if forks or audits:
-            yield Owed(key, of_cell != NOT_ASKED, of_cell, forks, audits)
+        fine = key not in failed_cells
+        missing = this.active[key.benchmark] & (of_cell == NOT_ASKED) & fine
+        new = tuple(np.flatnonzero(missing).tolist())
+        if new or forks or audits:
+            yield Owed(key, of_cell != NOT_ASKED, of_cell, new, forks, audits)
     there = set(keys)
     known = {(key.benchmark, key.problem) for key in keys}
     whole: dict[tuple[int, int], list[CellKey]] = {}

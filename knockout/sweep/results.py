@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from knockout.config.sweep import VerdictRule
 from knockout.ledger import Ledger, grade_cubes, totals
+from knockout.sweep.looks import looks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,12 +35,14 @@ def verdict_table(ledger: Ledger, rule: VerdictRule) -> pd.DataFrame:
         planned=planned_by_family(ledger),
         race=race,
         preliminary=not totals(ledger).complete,
+        looks=looks(ledger),
     )
 
 
 def planned_by_family(ledger: Ledger) -> dict[str, int]:
     """Hypotheses of a run by family; a canary is none."""
-    return dict(Counter(c.family for c in ledger.candidates if c.group != "canary"))
+    asked = [ledger.candidates[index] for index in ledger.asked().candidates]
+    return dict(Counter(c.family for c in asked if c.group != "canary"))
 
 
 def luck_of(ledger: Ledger, rule: VerdictRule) -> dict[str, dict[str, Any]] | None:

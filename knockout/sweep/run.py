@@ -10,13 +10,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from knockout._version import __version__
 from knockout.config.file import dump_sweep, sweep_record
@@ -26,9 +24,10 @@ from knockout.engines.base import Engine
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
-from knockout.ledger import BenchmarkRow, Ledger, ProblemRow, RunLock, totals
-from knockout.sweep.identity import differences, digest
+from knockout.ledger import Ledger, RunLock, totals
+from knockout.sweep.extend import begin, fit
 from knockout.sweep.jobs import Snapshot
+from knockout.sweep.looks import note_look
 from knockout.sweep.owed import Round, owed
 from knockout.sweep.prepare import Prepared, prepare
 from knockout.sweep.progress import Display
@@ -92,7 +91,9 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{out}: cannot be made: {error.strerror}") from None
-    with RunLock(out), _logging_to(out / "run.log"), _open_ledger(prepared, out) as ledger:
+    with RunLock(out), _logging_to(out / "run.log"), ExitStack() as stack:
+        prepared, ledger = _open_ledger(prepared, out)
+        stack.enter_context(ledger)
         write_text(out / "config.yaml", dump_sweep(sweep))
         for note in prepared.resolved.notes:
             log.info(note)
@@ -105,11 +106,14 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
             _forget_failures(ledger, raced=sweep.adaptive is not None)
         finished = _work(prepared, ledger)
         state = totals(ledger)
+        if finished and state.complete:
+            note_look(ledger)
         summary = summarise(ledger, sweep)
         write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         if not finished:
             raise Interrupted(
-                f"stopped with {state.cells} of {state.planned_cells} cells in {out / 'run.db'}; "
+                f"stopped with {state.planned_cells - state.owed_cells} of {state.planned_cells} "
+                f"cells in {out / 'run.db'}; "
                 f"go on with: {again or 'the same command'}"
             )
         _write_verdicts(ledger, sweep, out)
@@ -181,7 +185,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
         )
         with (
             closing(pool) as grader,
-            Display(state.planned_cells, state.cells) as display,
+            Display(state.planned_cells, state.planned_cells - state.owed_cells) as display,
         ):
 
             def observe(snapshot: Snapshot) -> None:
@@ -243,54 +247,20 @@ def _check_directory(out: Path) -> None:
             )
 
 
-def _open_ledger(prepared: Prepared, out: Path) -> Ledger:
+def _open_ledger(prepared: Prepared, out: Path) -> tuple[Prepared, Ledger]:
+    """The ledger of a run, begun or extended where need be, and the sweep fitted to it."""
     path = out / "run.db"
     if not Ledger.is_begun(path):
         log.info("new run in %s", out)
-        return _create_ledger(prepared, path)
-    ledger = Ledger.open(path, write=True)
-    there = ledger.meta_json("identity", {})
-    different = differences(there, prepared.identity)
-    if different:
+        ledger = begin(prepared, path, f"knockout-harness {__version__}")
+    else:
+        log.info("going on with the run in %s", out)
+        ledger = Ledger.open(path, write=True)
+    try:
+        return fit(prepared, ledger, out), ledger
+    except BaseException:
         ledger.close()
-        shown = "".join(f"\n  {line}" for line in different[:20])
-        rest = f"\n  and {len(different) - 20} more" if len(different) > 20 else ""
-        raise UsageError(
-            f"{out}: this run directory belongs to another sweep. What differs:{shown}{rest}\n"
-            "Give another --out, change the sweep file back, or delete the directory"
-        )
-    log.info("going on with the run in %s", out)
-    return ledger
-
-
-def _create_ledger(prepared: Prepared, path: Path) -> Ledger:
-    plan = prepared.plan
-    special = sorted(prepared.vocabulary.special_ids)
-    return Ledger.create(
-        path,
-        {
-            "identity": json.dumps(prepared.identity, sort_keys=True, default=str),
-            "identity_hash": digest(prepared.identity),
-            "made_by": f"knockout-harness {__version__}",
-            "special_ids": json.dumps(special),
-        },
-        prepared.resolved.candidates,
-        [
-            BenchmarkRow(b.name, b.metric, p.n_seeds, b.fingerprint)
-            for b, p in zip(prepared.benchmarks, plan.benchmarks, strict=True)
-        ],
-        [
-            ProblemRow(
-                b, n, planned.doc_id, problem.prompt, np.array(planned.prompt, dtype=np.int32)
-            )
-            for b, (benchmark, of) in enumerate(
-                zip(prepared.benchmarks, plan.benchmarks, strict=True)
-            )
-            for n, (problem, planned) in enumerate(
-                zip(benchmark.problems, of.problems, strict=True)
-            )
-        ],
-    )
+        raise
 
 
 def _write_verdicts(ledger: Ledger, sweep: Sweep, out: Path) -> None:

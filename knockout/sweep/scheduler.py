@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +24,7 @@ from knockout.ledger import (
     AuditRow,
     CellKey,
     CellRow,
+    ExtendedCell,
     ForkRow,
     Ledger,
 )
@@ -38,6 +41,8 @@ from knockout.sweep.jobs import (
 from knockout.sweep.owed import Owed, Plan, Round, audit_mask, owed
 
 __all__ = ["Grader", "Scheduler"]
+
+log = logging.getLogger("knockout")
 
 # Rows wait at most this long for their transaction: what a killed process can lose.
 _COMMIT_EVERY_S = 2.0
@@ -105,6 +110,7 @@ class Scheduler:
         self._cells: list[CellRow] = []
         self._forks: list[ForkRow] = []
         self._audits: list[AuditRow] = []
+        self._extended: list[ExtendedCell] = []
         self._last_commit = self._looked = time.monotonic()
         self._n_cells = self._n_forks = self._tokens = 0
         self._standing = Standing([c.name for c in plan.candidates])
@@ -180,24 +186,33 @@ class Scheduler:
                 why = "the prompt leaves no room in engine.max_model_len"
                 self._failed_cell(cell, why, grade=NO_ROOM)
                 continue
-            cell.tokens, cell.steps, cell.written = (
-                self.ledger.trajectory(item.key),
-                item.steps,
-                True,
-            )
-            cell.correct = self.ledger.cell_grade(item.key)
+            cell.tokens, cell.steps = self.ledger.trajectory(item.key), item.steps
+            cell.written, cell.correct = True, self.ledger.cell_grade(item.key)
             # An audit can be there before its fork, whose grade it does not wait for.
             cell.audited[self.ledger.audits_of(item.key)] = False
-            self._ready.extend(Job(cell, "fork", c, int(item.steps[c])) for c in item.forks)
-            for c in item.audits:
-                self._ready.append(Job(cell, "audit", c, 0, self.ledger.trajectory(item.key, c)))
+            if not item.new:
+                self._make_ready(cell, item)
+                return True
+            cell.owed = item
+            cell.asked[list(item.new)] = True
+            if self.plan.strategy == "fork":
+                self._ready.append(Job(cell, "replay", reference=cell.tokens))
+            else:
+                self._place_new(cell, self._from_scratch())
             return True
         return False
+
+    def _make_ready(self, cell: Cell, item: Owed) -> None:
+        """What is left of a cell whose steps are all known."""
+        self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in item.forks)
+        for c in item.audits:
+            reference = self.ledger.trajectory(cell.key, c)
+            self._ready.append(Job(cell, "audit", c, 0, reference))
 
     def _submit(self, job: Job) -> None:
         key, problem = job.cell.key, self.plan.problem(job.cell.key)
         sampling = self.plan.benchmarks[key.benchmark].sampling
-        baseline = job.kind == "baseline"
+        baseline = job.kind in ("baseline", "replay")
         wants_logprobs = baseline and self.plan.strategy == "fork"
         request = Request(
             key=job.key,
@@ -244,6 +259,8 @@ class Scheduler:
         self._tokens += done.n_generated
         if job.kind == "baseline":
             self._baseline(job, done)
+        elif job.kind == "replay":
+            self._replay(job, done)
         elif job.kind == "fork":
             self._fork(job, done)
         else:
@@ -265,16 +282,51 @@ class Scheduler:
         cell.tokens = done.tokens
         cell.divergences = self._divergences(cell, done)
         cell.steps = np.where(cell.asked, cell.divergences.step, NOT_ASKED).astype(np.int32)
-        for c in np.flatnonzero(cell.steps >= 0).tolist():
-            self._ready.append(Job(cell, "fork", c, int(cell.steps[c])))
-        for c in np.flatnonzero((cell.steps == INHERITED) & cell.audited).tolist():
-            self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
+        self._knock_out(cell, cell.asked)
         self._submit_answer(job, done)
 
-    def _divergences(self, cell: Cell, done: Completion) -> Divergences:
+    def _replay(self, job: Job, done: Completion) -> None:
+        """Places candidates that came after a cell: its baseline was decoded again for them."""
+        cell = job.cell
+        if done.finish == "error":
+            log.warning("a baseline could not be decoded again: %s", done.error)
+            return
+        differs = first_difference(done.tokens, job.reference) >= 0
+        self._count_replay(done.n_generated, differs)
+        if differs:
+            self._commit()
+            self.ledger.forget_cell(cell.key)
+            self._n_cells -= 1
+            asked = cell.asked & np.array(self.plan.asked, dtype=bool)
+            anew = Cell(cell.key, asked, audit_mask(self.plan, cell.key))
+            self._baseline(Job(anew, "baseline"), done)
+            return
+        self._place_new(cell, self._divergences(cell, done))
+
+    def _place_new(self, cell: Cell, found: Divergences) -> None:
+        item, new = cell.owed, np.zeros(len(cell.steps), dtype=bool)
+        assert item is not None
+        new[list(item.new)] = True
+        cell.steps = np.where(new, found.step, cell.steps).astype(np.int32)
+        n_early = int((found.early & new & (cell.steps >= 0)).sum())
+        self._extended.append(ExtendedCell(cell.key, cell.steps, n_early))
+        self._knock_out(cell, new)
+        self._make_ready(cell, item)
+
+    def _knock_out(self, cell: Cell, which: NDArray[np.bool_]) -> None:
+        """Makes the forks of some candidates ready, and the audits of those without one."""
+        for c in np.flatnonzero((cell.steps >= 0) & which).tolist():
+            self._ready.append(Job(cell, "fork", c, int(cell.steps[c])))
+        for c in np.flatnonzero((cell.steps == INHERITED) & cell.audited & which).tolist():
+            self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
+
+    def _from_scratch(self) -> Divergences:
         n = len(self.plan.candidates)
+        return Divergences(np.zeros(n, dtype=np.int32), np.zeros(n, dtype=bool), 0, 0)
+
+    def _divergences(self, cell: Cell, done: Completion) -> Divergences:
         if self.plan.strategy == "naive":
-            return Divergences(np.zeros(n, dtype=np.int32), np.zeros(n, dtype=bool), 0, 0)
+            return self._from_scratch()
         return find_divergences(
             done.tokens,
             done.top_ids,
@@ -371,6 +423,12 @@ class Scheduler:
         self._cells.append(CellRow(cell.key, seed, tokens, "error", None, grade, None, why, steps))
         self._n_cells += 1
 
+    def _count_replay(self, tokens: int, differs: bool) -> None:
+        so_far = self.ledger.meta_json("replays", {})
+        more = {"cells": 1, "tokens": tokens, "mismatches": int(differs)}
+        record = {key: so_far.get(key, 0) + value for key, value in more.items()}
+        self.ledger.note("replays", json.dumps(record))
+
     def _write(self, cell: Cell, row: ForkRow | AuditRow) -> None:
         """Puts a row into the next transaction, or behind its cell's."""
         if not cell.written:
@@ -383,7 +441,7 @@ class Scheduler:
             self._audits.append(row)
 
     def _commit_when_due(self) -> None:
-        n = len(self._cells) + len(self._forks) + len(self._audits)
+        n = len(self._cells) + len(self._extended) + len(self._forks) + len(self._audits)
         if n >= _COMMIT_EVERY_ROWS or time.monotonic() - self._last_commit >= _COMMIT_EVERY_S:
             self._commit()
         elif time.monotonic() - self._looked >= _LOOK_EVERY_S:
@@ -391,9 +449,9 @@ class Scheduler:
             self.ledger.in_place()
 
     def _commit(self) -> None:
-        if self._cells or self._forks or self._audits:
-            self.ledger.commit(self._cells, self._forks, self._audits)
-            self._cells, self._forks, self._audits = [], [], []
+        if self._cells or self._forks or self._audits or self._extended:
+            self.ledger.commit(self._cells, self._forks, self._audits, self._extended)
+            self._cells, self._forks, self._audits, self._extended = [], [], [], []
         self._last_commit = time.monotonic()
 
     def _finish_grading(self) -> None:

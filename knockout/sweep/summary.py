@@ -6,6 +6,7 @@ from typing import Any
 
 from knockout.config.sweep import Sweep
 from knockout.ledger import Ledger, Totals, totals
+from knockout.sweep.looks import looks
 from knockout.sweep.racing import race_record
 from knockout.sweep.results import luck_of
 
@@ -30,7 +31,10 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         ledger, so that they are the same whether or not the run was interrupted.
     """
     state = totals(ledger)
-    n_problems = ledger.n_problems()
+    asked = ledger.asked()
+    benchmarks = {i: ledger.benchmarks[i] for i in asked.benchmarks}
+    n_problems = dict(zip(asked.benchmarks, asked.problems, strict=True))
+    candidates = [ledger.candidates[c] for c in asked.candidates]
     records = [session.record for session in ledger.sessions()]
     engine = next((r["engine"] for r in reversed(records) if r.get("engine")), None)
     if engine is not None:
@@ -40,14 +44,16 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
     return {
         "model": sweep.model,
         "engine": engine,
-        "benchmarks": [b.name for b in ledger.benchmarks],
-        "n_problems": {b.name: n_problems.get(i, 0) for i, b in enumerate(ledger.benchmarks)},
-        "seeds": {b.name: b.n_seeds for b in ledger.benchmarks},
+        "benchmarks": [b.name for b in benchmarks.values()],
+        "n_problems": {b.name: n_problems[i] for i, b in benchmarks.items()},
+        "seeds": {b.name: b.n_seeds for b in benchmarks.values()},
         "strategy": sweep.strategy,
-        "n_candidates": sum(c.group == "candidate" for c in ledger.candidates),
-        "n_controls": sum(c.group == "control" for c in ledger.candidates),
-        "n_seeds": max(b.n_seeds for b in ledger.benchmarks),
+        "n_candidates": sum(c.group == "candidate" for c in candidates),
+        "n_controls": sum(c.group == "control" for c in candidates),
+        "n_seeds": max(b.n_seeds for b in benchmarks.values()),
         "n_cells": state.planned_cells,
+        "n_doses": sum(c.family == "dose" for c in candidates),
+        "n_pairs": sum(c.family == "pairs" for c in candidates),
         "cells_done": state.cells - state.failed_cells,
         "cells_failed": state.failed_cells,
         "trajectories": state.cells + state.forks + state.inherited,
@@ -72,6 +78,8 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "canary": _canary(ledger),
         "race": race_record(ledger),
         "luck": luck_of(ledger, sweep.verdict),
+        "looks": looks(ledger),
+        "replays": replays(ledger),
         "wall_s": round(state.wall_s, 3),
         "sessions": len(records),
         "complete": state.complete,
@@ -86,6 +94,16 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         "versions": sorted({r["knockout"] for r in records if "knockout" in r}),
         "warnings": _warnings(ledger, sweep, state),
     }
+
+
+def replays(ledger: Ledger) -> dict[str, int]:
+    """Baselines that were decoded again, to see where candidates that came later diverge.
+
+    Returns:
+        `cells`: how many; `tokens`: of them; `mismatches`: those that came out otherwise, so that
+        the cell was done anew.
+    """
+    return {"cells": 0, "tokens": 0, "mismatches": 0} | dict(ledger.meta_json("replays", {}))
 
 
 def _canary(ledger: Ledger) -> dict[str, Any] | None:
@@ -121,6 +139,23 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
         found.append(
             f"{state.unfinished} of {generated} trajectories ran into max_tokens; one that "
             "holds no answer by then counts as wrong"
+        )
+    if state.unasked:
+        found.append(
+            f"{state.unasked} knockouts of cells that were there before could not be placed: their "
+            "baselines could not be decoded again. The same command tries again"
+        )
+    if wrong := replays(ledger)["mismatches"]:
+        found.append(
+            f"{wrong} baselines came out otherwise when they were decoded again for new "
+            "candidates; those cells were done anew. float32, or an engine that does not depend on "
+            "the batch, helps"
+        )
+    if (n := looks(ledger)) > 1 and sweep.adaptive is None:
+        found.append(
+            f"this is look {n} at the run: it was extended after its verdicts had been seen. Each "
+            "look is another chance for a false claim; for claims that must hold, judge at level "
+            f"alpha / {n}, confirm on fresh seeds (`knockout confirm`), or race"
         )
     if state.failed_cells or state.failed_forks:
         found.append(

@@ -44,6 +44,13 @@ COLUMNS = (
     "family",
     "token_ids",
     "tokens",
+    "intervention",
+    "strength",
+    "replacement",
+    "where",
+    "first_step",
+    "end_step",
+    "members",
     "n_problems",
     "n_seeds",
     "pass1_baseline",
@@ -85,6 +92,7 @@ COLUMNS = (
     "settled_as",
     "reason",
     "preliminary",
+    "looks",
 )
 
 
@@ -95,6 +103,7 @@ def build_verdicts(
     planned: int | Mapping[str, int] | None = None,
     race: Race | None = None,
     preliminary: bool = False,
+    looks: int = 1,
 ) -> pd.DataFrame:
     """The verdict table: a row per benchmark and candidate, then pooled rows.
 
@@ -109,6 +118,7 @@ def build_verdicts(
         race: What an adaptive sweep did; None for a fixed one. Then p-values, intervals and
             verdicts are those of `stats.sequential`, valid at any stopping time.
         preliminary: Whether the run is unfinished, for the column of that name.
+        looks: How often the run was looked at with growing data, this time included, likewise.
 
     Returns:
         The frame with `COLUMNS`. Where a number cannot be had it is NaN and `reason` says why; in
@@ -149,12 +159,31 @@ def build_verdicts(
     tables = [_judge(*parts, race, rule, planned) for parts in blocks]
     for table in tables:
         table["preliminary"] = [preliminary] * len(table["candidate"])
+        table["looks"] = [looks] * len(table["candidate"])
     names = [name for name in COLUMNS if name != "evidence_overall"]
     columns = {name: [value for table in tables for value in table[name]] for name in names}
     columns["evidence_overall"] = overall_evidence(columns, rule)
-    # Names may hold what Arrow's strings cannot, such as half a surrogate pair.
-    plain = pd.Series(columns["candidate"], dtype=object)
-    return pd.DataFrame({**columns, "candidate": plain}, columns=list(COLUMNS))
+    # Names may hold what Arrow's strings cannot, such as half a surrogate pair; the others may
+    # be missing, and stay whole numbers.
+    objects = {
+        name: pd.Series(columns[name], dtype=object)
+        for name in ("candidate", "strength", "replacement", "end_step")
+    }
+    return pd.DataFrame({**columns, **objects}, columns=list(COLUMNS))
+
+
+def _interventions(block: Block) -> dict[str, list[Any]]:
+    """What each candidate changes; None where a kind has no such number."""
+    all_of = [c.intervention for c in block.candidates]
+    return {
+        "intervention": [i.kind for i in all_of],
+        "strength": [i.strength for i in all_of],
+        "replacement": [i.replacement for i in all_of],
+        "where": [i.where for i in all_of],
+        "first_step": [i.first_step for i in all_of],
+        "end_step": [i.end_step for i in all_of],
+        "members": [list(c.members) for c in block.candidates],
+    }
 
 
 def verdict_key(row: Mapping[str, Any], rule: str | None = None) -> str:
@@ -237,6 +266,7 @@ def _judge(
         "family": [c.family for c in block.candidates],
         "token_ids": [list(c.token_ids) for c in block.candidates],
         "tokens": [list(c.tokens) for c in block.candidates],
+        **_interventions(block),
         "pass1_baseline": base,
         "pass1_knockout": np.clip(np.round(base + delta, 12), 0, 1),
         "delta": delta,

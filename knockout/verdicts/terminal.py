@@ -61,6 +61,10 @@ def render_verdicts(
         parts.append(_Block(rows, "fdr" if rule == "nominal" else "nominal"))
     if bool((table["group"] != "candidate").any()):
         parts.append(Text("c: control   A: A/A check", style="dim"))
+    if "looks" in table and len(table) and (n := int(table["looks"].iloc[0])) > 1:
+        parts.append(
+            Text(f"Look {n} at a run that grew: for claims that must hold, judge at alpha / {n}.")
+        )
     if bool(table["few_carry"].any()):
         parts.append(Text("!: three problems or fewer carry half of the sum", style="dim"))
     return Group(*parts)
