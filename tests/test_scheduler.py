@@ -20,10 +20,11 @@ from knockout.ledger import BenchmarkRow, CellKey, Ledger, ProblemRow, grade_cub
 from knockout.ledger.schema import COMPARED_TABLES
 from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
-from knockout.sweep.jobs import first_difference, response_text
+from knockout.sweep.jobs import first_difference
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem, Round, audit_mask, owed
 from knockout.sweep.scheduler import Scheduler
 from knockout.tokens.candidates import Candidate
+from knockout.tokens.thinking import response_text
 
 SAMPLED = Sampling(temperature=0.9, top_k=12, top_p=0.95)
 
@@ -174,9 +175,11 @@ def test_grades_belong_to_their_trajectories(
                 key = CellKey(b, p, s)
                 for c in range(len(plan.candidates)):
                     ids = undisturbed.trajectory(key, c)
-                    text = response_text(engine.tokenizer, ids, plan.problem(key).stop, (EOS,))
+                    text = response_text(
+                        engine.tokenizer, ids, stop=plan.problem(key).stop, eos_ids=(EOS,)
+                    )
                     ended = ids[-1] == EOS or text != response_text(
-                        engine.tokenizer, ids, (), (EOS,)
+                        engine.tokenizer, ids, eos_ids=(EOS,)
                     )
                     assert cube.knockout[c, p, s] == (ended and len(text.split()) % 2 == 0)
 

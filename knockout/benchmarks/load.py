@@ -15,11 +15,12 @@ from typing import Any
 from knockout.benchmarks.data import hub_access, local_overrides
 from knockout.benchmarks.find import find_leaves
 from knockout.benchmarks.metric import choose_metric
-from knockout.benchmarks.prompts import chat_renderer, thinking_is_open
+from knockout.benchmarks.prompts import chat_renderer
 from knockout.benchmarks.types import Benchmark, Chat, Problem
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading.golds import unreadable_golds
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader, TaskGrader
+from knockout.tokens.thinking import known_end, opened_by
 
 __all__ = ["golds_warning", "load_benchmark", "task_grader"]
 
@@ -77,7 +78,7 @@ def load_benchmark(
         for leaf, overrides in leaves:
             task = _build(manager, leaf, _making(manager, leaf, overrides, limit), data_dir)
             _requests(task, leaf, limit, num_fewshot, chat, tokenizer)
-            benchmarks.append(_benchmark(task, leaf, metric, chat))
+            benchmarks.append(_benchmark(task, leaf, metric, chat, tokenizer))
         return benchmarks
 
 
@@ -175,7 +176,9 @@ def _requests(
         ) from error
 
 
-def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> Benchmark:
+def _benchmark(
+    task: Any, name: str, metric: str | None, chat: Chat | None, tokenizer: Any
+) -> Benchmark:
     instances = task.instances
     if len({i.doc_id for i in instances}) != len(instances):
         raise UsageError(f"{name} asks several things of each document, which is not supported")
@@ -186,8 +189,10 @@ def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> B
             zip(_doc_ids(docs, instances), instances, strict=True)
         )
     ]
-    think_end = (chat.think_end if chat else None) or _DEFAULT_THINK_END
-    think = _Thinking(think_end, any(thinking_is_open(p.prompt, think_end) for p in problems))
+    template = str(getattr(tokenizer, "chat_template", "") or "") if chat and chat.template else ""
+    named = (chat.think_end if chat else None) or known_end(template)
+    think_end = named or _DEFAULT_THINK_END
+    think = _Thinking(think_end, any(opened_by(p.prompt, think_end) for p in problems))
     grader, chosen, as_text = _grader(task, name, docs, problems, metric, think)
     facts = [chosen, *([p.doc_id, p.doc, p.prompt, p.stop, p.max_tokens] for p in problems)]
     encoded = json.dumps([name, think.end, facts], sort_keys=True, default=repr).encode()
@@ -197,7 +202,16 @@ def _benchmark(task: Any, name: str, metric: str | None, chat: Chat | None) -> B
             name, as_text, [(f"id {p.doc_id}", str(p.doc.get("answer"))) for p in problems]
         )
     ]
-    return Benchmark(name, chosen, problems, fingerprint, grader, as_text, tuple(warnings))
+    thinks = think.is_open or known_end(template) is not None
+    stops = sorted({stop for problem in problems for stop in problem.stop})
+    if thinks and stops:
+        warnings.append(
+            f"{name}: the chat template thinks, so the stop strings {stops} count only after "
+            f"{think_end!r}"
+        )
+    return Benchmark(
+        name, chosen, problems, fingerprint, grader, think_end, thinks, as_text, tuple(warnings)
+    )
 
 
 def _problem(name: str, index: int, doc_id: str, instance: Any) -> Problem:

@@ -8,7 +8,7 @@ from typing import Any
 from knockout.benchmarks.types import Chat, Problem
 from knockout.errors import UsageError
 
-__all__ = ["chat_renderer", "encode_prompt", "thinking_is_open"]
+__all__ = ["chat_renderer", "encode_prompt"]
 
 
 def chat_renderer(tokenizer: Any, chat: Chat) -> Callable[..., str]:
@@ -49,9 +49,3 @@ def encode_prompt(tokenizer: Any, problem: Problem, chat: Chat) -> tuple[int, ..
     bos = getattr(tokenizer, "bos_token", None)
     special = not chat.template and not (bos and problem.prompt.startswith(bos))
     return tuple(tokenizer.encode(problem.prompt, add_special_tokens=special))
-
-
-def thinking_is_open(prompt: str, think_end: str) -> bool:
-    """Whether the prompt ends inside an open thinking part."""
-    opening = think_end.replace("/", "", 1)
-    return opening != think_end and prompt.rstrip().endswith(opening)

@@ -18,7 +18,8 @@ class Chat:
         template: Whether the tokenizer's chat template wraps the prompt.
         system: System message, or None.
         args: Further arguments of the template, for example `enable_thinking`.
-        think_end: What closes the thinking part of a response; "</think>" where it is None.
+        think_end: What closes the thinking part of a response; the one that the chat template names where it is None, else
+            "</think>".
     """
 
     template: bool = True
@@ -60,6 +61,8 @@ class Benchmark:
         problems: In the task's order.
         fingerprint: Hash of documents, prompts, stop strings and metric.
         grader: Grades a response by the problem's index; travels to worker processes.
+        think_end: What closes the thinking of a response.
+        thinks: Whether responses are expected to think: stop strings count only after it.
         as_text: Index and reason of each problem whose gold answer is compared as text.
         warnings: What the user should know.
     """
@@ -69,5 +72,7 @@ class Benchmark:
     problems: list[Problem]
     fingerprint: str
     grader: Grader
+    think_end: str = "</think>"
+    thinks: bool = False
     as_text: dict[int, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -32,6 +32,8 @@ class Request:
         banned: Token ids whose logits are −∞ at every generated step.
         stop: Strings that end the trajectory. Checked on the text of the whole trajectory, so
             that a stop string may span the fork point; the token that completes it is the last.
+        stop_after: What closes the thinking: stop strings count only in the answer behind it, or
+            where there is no thinking. "" where they count everywhere.
         logprobs: How many of the highest raw log-probabilities (before ban and temperature) to
             report for each generated step; 0 for none.
     """
@@ -44,6 +46,7 @@ class Request:
     prefix: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    stop_after: str = ""
     logprobs: int = 0
 
 

@@ -350,7 +350,8 @@ class ServerEngine:
             "frequency_penalty": 0,
             "repetition_penalty": 1,
             "stop_token_ids": list(self.info.eos_ids),
-            "stop": list(request.stop),
+            # In a thinking response they do not count yet, and the server does not know.
+            "stop": [] if request.stop_after else list(request.stop),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,

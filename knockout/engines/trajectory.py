@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from knockout.engines.base import Completion, EngineInfo, Finish, Request
 from knockout.errors import UsageError
 from knockout.processors.rules import check_ids
+from knockout.tokens.thinking import after_thinking, opened_by
 
 __all__ = ["Beginnings", "StopStrings", "Trajectory", "check_request"]
 
@@ -23,8 +24,9 @@ class StopStrings:
     point. The window is wide enough for a match of byte tokens (four to a character).
     """
 
-    def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Any, stops: tuple[str, ...], after: str = "") -> None:
         self._tokenizer = tokenizer
+        self._after = after
         self._stops = stops
         self._window = 4 * max(map(len, stops)) + 4
         # Only a token whose own text holds the last character of a stop string can complete it.
@@ -33,12 +35,20 @@ class StopStrings:
         self._always = any(stop.endswith(" ") for stop in stops)
         self._can_end: dict[int, bool] = {}
 
-    def ends(self, tokens: list[int]) -> bool:
-        """Whether the last of the tokens completes a stop string."""
+    def ends(self, tokens: list[int], *, opened: bool = False) -> bool:
+        """Whether the last of the tokens completes a stop string.
+
+        With `after`, only in the answer behind the thinking, which the prompt may have opened.
+        """
         if not self._may_end(tokens[-1]):
             return False
         text = self._decode(tokens[-self._window :])
-        return any(stop in text for stop in self._stops)
+        if not any(stop in text for stop in self._stops):
+            return False
+        if not self._after:
+            return True
+        answer = after_thinking(self._decode(tokens), self._after, opened=opened)
+        return answer is not None and any(stop in answer for stop in self._stops)
 
     def _may_end(self, token: int) -> bool:
         if self._always:
@@ -73,8 +83,10 @@ class Trajectory:
         eos_ids: Collection[int],
         max_model_len: int,
         stops: StopStrings | None,
+        opened: bool = False,
     ) -> None:
         self.request = request
+        self._opened = opened
         self.tokens = list(request.prefix)
         self.limit = min(request.max_tokens, max_model_len - len(request.prompt))
         self._eos_ids = eos_ids
@@ -94,7 +106,7 @@ class Trajectory:
         if self.tokens:
             if self.tokens[-1] in self._eos_ids:
                 return "stop"
-            if self._stops is not None and self._stops.ends(self.tokens):
+            if self._stops is not None and self._stops.ends(self.tokens, opened=self._opened):
                 return "stop"
         return "length" if len(self.tokens) >= self.limit else None
 
@@ -186,7 +198,7 @@ class Beginnings:
     def __init__(self, info: EngineInfo, tokenizer: Any) -> None:
         self._info = info
         self._tokenizer = tokenizer
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._stops: dict[tuple[str, tuple[str, ...]], StopStrings] = {}
 
     def begin(self, request: Request, open_keys: Collection[str]) -> Trajectory:
         """Makes a trajectory that holds the request's prefix; it may be at its end already.
@@ -195,11 +207,16 @@ class Beginnings:
             UsageError: The request is wrong in itself; see `check_request`.
         """
         check_request(request, self._info, open_keys)
-        stops = None
+        stops, opened, after = None, False, request.stop_after
         if request.stop:
-            stops = self._stops.get(request.stop)
+            stops = self._stops.get((after, request.stop))
             if stops is None:
-                stops = self._stops[request.stop] = StopStrings(self._tokenizer, request.stop)
+                stops = StopStrings(self._tokenizer, request.stop, after)
+                self._stops[after, request.stop] = stops
+            if after:
+                end = self._tokenizer.decode(list(request.prompt[-32:]), skip_special_tokens=False)
+                opened = opened_by(str(end), after)
         return Trajectory(
-            request, eos_ids=self._info.eos_ids, max_model_len=self._info.max_model_len, stops=stops
-        )
+            request, eos_ids=self._info.eos_ids, max_model_len=self._info.max_model_len,
+            stops=stops, opened=opened,
+        )  # fmt: skip

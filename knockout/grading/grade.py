@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from knockout.tokens.thinking import after_thinking
+
 __all__ = ["Grade", "Status", "answer_part"]
 
 Status = Literal["ok", "unparsed", "incomplete", "timeout", "error"]
@@ -50,16 +52,8 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
     >>> answer_part("<think>hm", think_end="</think>") is None
     True
     """
-    text = _without_ends(response)
-    if not think_end:
-        return text
-    _, closed, rest = text.rpartition(think_end)
-    if closed:
-        return rest.lstrip()
-    opening = think_end.replace("/", "", 1)
-    if think_open or (opening != think_end and opening in text):
-        return None
-    return text
+    text = after_thinking(_without_ends(response), think_end, opened=think_open)
+    return None if text is None else _without_ends(text)
 
 
 def _without_ends(text: str) -> str:

@@ -23,9 +23,9 @@ from knockout.config.sweep import Sweep
 from knockout.errors import UsageError
 from knockout.files import write_text
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
-from knockout.sweep.jobs import response_text
 from knockout.sweep.prepare import Prepared, prepare
 from knockout.tokens.eos import stop_ids
+from knockout.tokens.thinking import response_text
 
 __all__ = ["write_lm_eval"]
 
@@ -187,8 +187,11 @@ class _Export:
             if finish == "error":
                 continue
             tokens = self.ledger.trajectory(CellKey(b, problem, seed), candidate)
-            stop = self.prepared.plan.benchmarks[b].problems[problem].stop
-            text = response_text(self.prepared.tokenizer, tokens, stop, self.eos)
+            planned = self.prepared.plan.benchmarks[b].problems[problem]
+            text = response_text(
+                self.prepared.tokenizer, tokens, stop=planned.stop, eos_ids=self.eos,
+                think_end=planned.think_end, opened=planned.think_open,
+            )  # fmt: skip
             yield problem, _Outcome(seed, step, text, finish, correct, grade)
 
     def _settings(self, b: int, problem: Problem, candidate: int | None) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from lm_eval.models.utils import (
     has_bos_prefix,
     maybe_truncate,
     normalize_gen_kwargs,
-    postprocess_generated_text,
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -34,6 +33,7 @@ from knockout.method.sampling import Sampling, cell_seed
 from knockout.processors.rules import check_ids
 from knockout.sweep.identity import model_fingerprint
 from knockout.tokens.checkpoint import resolve_model
+from knockout.tokens.thinking import after_thinking, opened_by, response_text
 
 __all__ = ["KnockoutLM"]
 
@@ -284,9 +284,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         with tqdm(total=len(ours), disable=disable_tqdm, desc="knockout generates") as bar:
             for completion in generate(self.engine, ours):
                 n = int(completion.key)
-                texts[n] = postprocess_generated_text(
-                    self._text(completion, requests[n]), stops[n], self.think_end_token
-                )
+                texts[n] = self._text(completion, requests[n], stops[n])
                 context, settings = requests[n].args
                 self.cache_hook.add_partial("generate_until", (context, settings), texts[n])
                 bar.update(1)
@@ -329,16 +327,20 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         )
         return request, until
 
-    def _text(self, completion: Completion, instance: Instance) -> str:
+    def _text(self, completion: Completion, instance: Instance, until: list[str]) -> str:
+        """The response, without thinking; "" where the thinking was never closed, as in a sweep."""
         if completion.finish == "error":
             raise KnockoutError(
                 f"{instance.task_name}, document {instance.doc_id}: the engine failed: "
                 f"{completion.error}"
             )
-        ids = completion.tokens.tolist()
-        while ids and ids[-1] in self.engine.info.eos_ids:
-            ids.pop()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        think_end = self.think_end_token
+        opened = bool(think_end) and opened_by(str(instance.args[0]), str(think_end))
+        text = response_text(
+            self.tokenizer, completion.tokens.tolist(), stop=until, think_end=think_end,
+            eos_ids=self.engine.info.eos_ids, opened=opened,
+        )  # fmt: skip
+        return after_thinking(text, think_end, opened=opened) or ""
 
     # Log-likelihoods -----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from knockout.ledger import AuditRow, CellKey, ForkRow
 from knockout.method.divergence import Divergences
 from knockout.sweep.owed import Owed
 
-__all__ = ["Cell", "Job", "Snapshot", "first_difference", "response_text"]
+__all__ = ["Cell", "Job", "Snapshot", "first_difference"]
 
 NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
@@ -87,18 +87,6 @@ class Job:
     def key(self) -> str:
         b, p, s = self.cell.key
         return f"{b}.{p}.{s}.{self.kind}.{self.candidate}"
-
-
-def response_text(
-    tokenizer: Any, tokens: NDArray[np.int32], stop: tuple[str, ...], eos_ids: tuple[int, ...]
-) -> str:
-    """The text of a trajectory as it is graded: without end-of-text tokens and stop strings."""
-    ids = tokens.tolist()
-    while ids and ids[-1] in eos_ids:
-        ids.pop()
-    text = str(tokenizer.decode(ids, skip_special_tokens=True))
-    ends = [at for part in stop if part and (at := text.find(part)) >= 0]
-    return text[: min(ends)] if ends else text
 
 
 def first_difference(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:

@@ -27,12 +27,18 @@ class PlannedProblem:
         prompt: Token ids.
         stop: Strings that end a trajectory.
         max_tokens: Longest trajectory, in tokens; below 1 where the prompt leaves no room.
+        think_end: What closes the thinking; None where there is none.
+        think_open: Whether the prompt itself opened the thinking.
+        thinks: Whether stop strings count only after the thinking.
     """
 
     doc_id: str
     prompt: tuple[int, ...]
     stop: tuple[str, ...]
     max_tokens: int
+    think_end: str | None = None
+    think_open: bool = False
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

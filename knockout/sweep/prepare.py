@@ -14,6 +14,7 @@ from knockout.method.sampling import Sampling
 from knockout.sweep.identity import identity, model_fingerprint, tokenizer_fingerprint
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem
 from knockout.tokens.candidates import Resolved, Vocabulary, resolve
+from knockout.tokens.thinking import opened_by
 from knockout.tokens.vocabulary import open_vocabulary
 from knockout.verdicts.rules import find_rule
 
@@ -127,7 +128,12 @@ def _plan(
         prompt = encode_prompt(tokenizer, problem, chat)
         wanted = s.max_tokens or problem.max_tokens or DEFAULT_MAX_TOKENS
         room = min(wanted, longest - len(prompt))
-        problems.append(PlannedProblem(problem.doc_id, tuple(prompt), tuple(problem.stop), room))
+        problems.append(
+            PlannedProblem(
+                problem.doc_id, tuple(prompt), tuple(problem.stop), room, benchmark.think_end,
+                opened_by(problem.prompt, benchmark.think_end), benchmark.thinks,
+            )
+        )  # fmt: skip
     sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p)
     return PlannedBenchmark(benchmark.name, settings.seeds, sampling, tuple(problems))
 

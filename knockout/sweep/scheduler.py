@@ -36,9 +36,9 @@ from knockout.sweep.jobs import (
     Snapshot,
     Standing,
     first_difference,
-    response_text,
 )
 from knockout.sweep.owed import Owed, Plan, Round, audit_mask, owed
+from knockout.tokens.thinking import response_text
 
 __all__ = ["Grader", "Scheduler"]
 
@@ -223,6 +223,7 @@ class Scheduler:
             max_tokens=problem.max_tokens,
             banned=() if baseline else self.plan.candidates[job.candidate].token_ids,
             stop=problem.stop,
+            stop_after=(problem.think_end or "") if problem.thinks else "",
             logprobs=logprobs_needed(sampling, self._largest_ban) if wants_logprobs else 0,
         )
         with self._engine_failures():
@@ -358,8 +359,11 @@ class Scheduler:
         self.grader.submit(job.key, name, key.problem, text, done.finish == "stop")
 
     def _text(self, key: CellKey, tokens: NDArray[np.int32]) -> str:
-        stop = self.plan.problem(key).stop
-        return response_text(self.tokenizer, tokens, stop, self.engine.info.eos_ids)
+        problem = self.plan.problem(key)
+        return response_text(
+            self.tokenizer, tokens, stop=problem.stop, eos_ids=self.engine.info.eos_ids,
+            think_end=problem.think_end, opened=problem.think_open,
+        )  # fmt: skip
 
     def _collect_grades(self) -> None:
         try:
