@@ -43,6 +43,27 @@ class Sweep(_Sweep):
         0.6
     """
 
+    def __init__(self, **values: Any) -> None:
+        """Takes the keys of a sweep file, and what a notebook has at hand.
+
+        Args:
+            **values: As in a sweep file. `candidates` may also be a path, a list or array of token
+                ids or texts, or a table with a column of ids; `benchmarks` one name. Numbers and
+                arrays may be NumPy's.
+
+        Raises:
+            UsageError: A key is unknown, or a value is wrong.
+        """
+        from pydantic import ValidationError
+
+        from knockout.config.file import complaints
+        from knockout.config.python import plain_values
+
+        try:
+            super().__init__(**plain_values(values))
+        except ValidationError as error:
+            raise UsageError(complaints(error, "Sweep(...)")) from None
+
     @classmethod
     def load(cls, path: str | Path, *sets: str) -> Self:
         """Reads a sweep file.
@@ -195,7 +216,7 @@ class Run:
         Args:
             benchmark: Of this one only.
             candidate: Baselines and the knockouts of these candidates; None for all candidates,
-                () for the baselines alone.
+                () or "baseline" for the baselines alone.
             inherited: Whether knockouts that are their baseline get rows of their own.
             text: Whether to decode the tokens (loads the tokenizer).
 
@@ -220,6 +241,8 @@ class Run:
             )
             names = [c.name for c in ledger.candidates]
             asked = [candidate] if isinstance(candidate, str) else candidate
+            if asked is not None:  # baselines are there anyway
+                asked = [name for name in asked if name != BASELINE]
             chosen = _indices("candidate", names, asked)
             rows = [row for b in wanted for row in _rows(ledger, b, chosen, inherited)]
         columns = [

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import hashlib
 import os
+import re
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +18,24 @@ from typing import IO
 __all__ = ["atomic_path", "write_text"]
 
 
+_OLD_S = 24 * 3600.0
+_open: set[Path] = set()
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary file beside `path` that takes its place when the block ends well."""
+    """Yields a temporary file beside `path` that takes its place when the block ends well.
+
+    Temporary files that a killed process left of the same path are removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _clear_left_over(path)
     descriptor, name = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+        dir=path.parent, prefix=f".{path.name}.{_host()}-{os.getpid()}-", suffix=path.suffix
     )
     os.close(descriptor)
     temporary = Path(name)
+    _open.add(temporary)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -30,6 +45,35 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        _open.discard(temporary)
+
+
+def _clear_left_over(path: Path) -> None:
+    """Removes what no living process of this machine, nor of the last day, still writes."""
+    own = re.compile(rf"\.{re.escape(path.name)}\.(?:(\w+)-(\d+)-)?\w{{8}}{re.escape(path.suffix)}")
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        found = own.fullmatch(other.name)
+        if found is None or other in _open:
+            continue
+        with contextlib.suppress(OSError):  # somebody else was faster
+            here = found[1] == _host()
+            dead = here and (int(found[2]) == os.getpid() or not _lives(int(found[2])))
+            if dead or time.time() - other.stat().st_mtime > _OLD_S:
+                other.unlink()
+
+
+def _host() -> str:
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from small_run import SETTINGS, small_run
 
@@ -31,8 +34,63 @@ def test_public_names() -> None:
         knockout.sweep_all  # noqa: B018
 
 
+BASE = {"model": "smollm2-135m", "benchmarks": ["b"]}
+
+
+def made(**values: Any) -> knockout.Sweep:
+    return knockout.Sweep(**{**BASE, "candidates": [5], **values})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [5, 7],
+        (5, 7),
+        np.array([5, 7]),
+        pd.Series([5.0, 7.0, None]).dropna(),
+        pd.DataFrame({"token_id": [5, 7], "token": ["a", "b"]}),
+        pd.DataFrame({"rock_id": [5, 7], "rock_freq": [1, 2]}),
+        pd.DataFrame({"token_ids": [[5], [7]], "candidate": ["a", "b"]}),
+        {"ids": np.array([5, 7])},
+    ],
+)
+def test_candidates_are_what_a_notebook_has_at_hand(given: Any) -> None:
+    assert made(candidates=given).candidates.ids == (5, 7)
+
+
+def test_other_values_of_notebooks_are_taken(tmp_path: Path) -> None:
+    sweep = made(benchmarks="b", seeds=np.int64(4), sampling={"temperature": np.float32(0.5)})
+    assert (sweep.benchmarks[0].name, sweep.seeds, sweep.sampling.temperature) == ("b", 4, 0.5)
+    path = tmp_path / "rocks.csv"
+    assert made(candidates=path).candidates.file == path
+    assert made(candidates=str(path)).candidates.file == path
+    assert made(candidates=[" the", "."]).candidates.strings == (" the", ".")
+    assert made(candidates=[[1, 2], 3]).candidates.sets == {"1 + 2": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"candidates": [1.5]}, r"found 1\.5; expected token ids or texts"),
+        ({"candidates": [True]}, "found True"),
+        ({"candidates": []}, "`ids` is empty"),
+        ({"candidates": pd.DataFrame({"a": [1], "b": [2]})}, "a table with columns a, b"),
+        ({"seeds": "x"}, r"Sweep\(\.\.\.\): `seeds`: found 'x'; expected a whole number"),
+        ({"sedes": 3}, "unknown key `sedes`; did you mean `seeds`"),
+        ({"benchmarks": []}, "`benchmarks`: found \\[\\]; expected at least one"),
+    ],
+)
+def test_a_wrong_argument_is_a_usage_error(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made(**values)
+
+
 @pytest.mark.engine
 class TestRun:
+    def test_the_baseline_may_be_named(self) -> None:
+        run = knockout.load_run(small_run())
+        assert set(run.trajectories(candidate="baseline", text=False)["kind"]) == {"baseline"}
+
     def test_frames_agree_with_the_files(self) -> None:
         run = knockout.load_run(small_run())
         table = run.verdicts()

@@ -11,7 +11,7 @@ from typing import Any
 import knockout
 from knockout.errors import UsageError
 
-__all__ = ["Leaf", "find_leaves", "own_kind", "own_tasks"]
+__all__ = ["Leaf", "describe_tasks", "find_leaves", "own_kind", "own_tasks"]
 
 Leaf = tuple[str, dict[str, Any]]
 """A task's name and what a group overrides in it."""
@@ -31,6 +31,40 @@ def own_kind(name: str) -> str:
         return ""
     metadata = load_yaml(path, resolve_func=False).get("metadata") or {}
     return str(metadata.get("knockout_grader", ""))
+
+
+def describe_tasks(everything: bool = False) -> list[dict[str, str]]:
+    """Tasks by name: `task`, `graded_as`, `problems` (of embedded ones), and `about`.
+
+    Args:
+        everything: Whether to list lm-eval's own too, which are only named.
+    """
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    rows = []
+    for path in sorted(own_tasks().glob("knockout_*.yaml")):
+        task = load_yaml(path, resolve_func=False)
+        data = own_tasks() / "data" / f"{path.stem.removeprefix('knockout_')}.jsonl"
+        embedded = data.is_file()
+        members = task.get("group") and ", ".join(map(str, task["task"]))
+        rows.append(
+            {
+                "task": path.stem,
+                "graded_as": own_kind(path.stem) or ("group" if members else "by its own metric"),
+                "problems": str(data.read_text("utf-8").count("\n")) if embedded else "",
+                "about": members or ("embedded" if embedded else str(task.get("dataset_path", ""))),
+            }
+        )
+    if everything:
+        from lm_eval.tasks import TaskManager
+
+        own = {row["task"] for row in rows}
+        rows += [
+            {"task": name, "graded_as": "by its own metric", "problems": "", "about": "lm-eval"}
+            for name in TaskManager().all_tasks
+            if name not in own
+        ]
+    return rows
 
 
 def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,6 +17,7 @@ import typer
 from knockout._version import __version__
 from knockout.cli import (
     archive,
+    begin,
     confirm,
     lm_eval,
     mine,
@@ -30,30 +35,40 @@ app = typer.Typer(
     name="knockout",
     help="Finds out which tokens carry a language model's reasoning, by banning them.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    run.run,
-    run.demo,
-    run.status,
-    run.verdicts,
-    report.report,
-    report.view,
-    run.export,
-    archive.export_run,
-    archive.import_run,
-    plan.plan,
-    confirm.confirm,
-    tools.grade,
-    tools.candidates,
-    mine.mine,
-    mine.orthogonality,
-    training.geometry,
-    tools.doctor,
-):
-    app.command()(command)
+_HELP = {"help_option_names": ["-h", "--help"]}
+_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("init", begin.init, "knockout init sweep.yaml --model smollm2-135m --token ' the'"),
+    ("run", run.run, "knockout run sweep.yaml seeds=5 --out runs/first"),
+    ("demo", run.demo, "knockout demo --limit 8"),
+    ("list", begin.runs, "knockout list runs"),
+    ("status", run.status, "knockout status runs/first --check"),
+    ("verdicts", run.verdicts, "knockout verdicts runs/first --rule nominal"),
+    ("report", report.report, "knockout report runs/first"),
+    ("view", report.view, "knockout view runs/first --model smollm2-135m"),
+    ("export", run.export, "knockout export runs/first --verdict strong_pillar --format json"),
+    ("export-run", archive.export_run, "knockout export-run runs/first --out first"),
+    ("import-run", archive.import_run, "knockout import-run first --out runs/again"),
+    ("plan", plan.plan, "knockout plan sweep.yaml seeds=8 --limit 100"),
+    ("confirm", confirm.confirm, "knockout confirm runs/first --verdict strong_pillar"),
+    ("grade", tools.grade, "knockout grade knockout_math500 answers.jsonl"),
+    ("candidates", tools.candidates, "knockout candidates rocks.csv --model smollm2-135m"),
+    ("tasks", begin.tasks, "knockout tasks math"),
+    ("schema", begin.schema, "knockout schema > sweep.schema.json"),
+    ("mine", mine.mine, "knockout mine mine.yaml list.top=50"),
+    (
+        "orthogonality",
+        mine.orthogonality,
+        "knockout orthogonality runs/first --scores runs/mine/token_scores.csv",
+    ),
+    ("geometry", training.geometry, "knockout geometry runs/mine"),
+    ("doctor", tools.doctor, "knockout doctor --fetch"),
+)
+for name, command, example in _COMMANDS:
+    app.command(name, context_settings=_HELP, epilog=f"Example: {example}")(command)
 app.command("lm-eval", context_settings=lm_eval.PASS_ON)(lm_eval.lm_eval)
 
 
@@ -93,10 +108,15 @@ def main() -> None:
     # Idle OpenMP threads sleep instead of spinning. Read when torch loads, so it is set first: on
     # few or shared cores spinning costs several times.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _write_what_the_terminal_can()
+    _end_like_ctrl_c()
     _log_to_stderr()
     try:
         # typer turns Ctrl-C into a status that it returns.
-        if status := app(standalone_mode=False):
+        status = app(standalone_mode=False)
+        if status == 130:
+            raise KeyboardInterrupt
+        if status:
             sys.exit(status)
     except (KnockoutError, OSError, KeyboardInterrupt) as error:
         if _State.debug:
@@ -118,14 +138,33 @@ def main() -> None:
         sys.exit(1)
 
 
+def _write_what_the_terminal_can() -> None:
+    """On a terminal or pipe that is not UTF-8 other characters are escaped, not fatal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _end_like_ctrl_c() -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, also before a run listens to them."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores a hang-up: leave it
+            signal.signal(number, stop)
+
+
 def _tell(error: BaseException) -> int:
     """Prints an error in one message; returns the exit status."""
     if isinstance(error, KeyboardInterrupt):
-        print(
-            "knockout: stopped; what a run had finished is in its ledger, and the same command "
-            "goes on from there",
-            file=sys.stderr,
-        )
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(
+                "knockout: stopped; what a run had finished is in its ledger, and the same command "
+                "goes on from there",
+                file=sys.stderr,
+            )
         return 130
     if isinstance(error, BrokenPipeError):
         # The reader went away (`| head`): nothing to say, and nowhere to say it.

@@ -13,8 +13,11 @@ from knockout.errors import UsageError
 
 __all__ = [
     "Json",
+    "Limit",
+    "Overrides",
     "RunDirectory",
     "Sets",
+    "all_sets",
     "console",
     "one_of",
     "print_json",
@@ -26,8 +29,32 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Put a value over the sweep file's."),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY.PATH=VALUE...", help="Values over the sweep file's; as --set."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        help="First N problems of each benchmark that sets no limit of its own; sets limit.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+
+
+def all_sets(
+    sets: list[str] | None, overrides: list[str] | None = None, limit: int | None = None
+) -> list[str]:
+    """What --set, bare key=value and --limit put over a sweep file; the last one wins."""
+    for item in overrides or []:
+        if "=" not in item:
+            raise UsageError(
+                f"found {item!r}; expected key.path=value, such as seeds=5, after the sweep file"
+            )
+    return [*(sets or []), *(overrides or []), *([] if limit is None else [f"limit={limit}"])]
 
 
 def one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

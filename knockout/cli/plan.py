@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from knockout.cli.common import Limit, Overrides, Sets, all_sets
 from knockout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["plan"]
 
 def plan(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep file.")],
+    overrides: Overrides = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -61,10 +63,8 @@ def plan(
             help="Agreement of a problem's differences between seeds; an earlier run's own if known.",
         ),
     ] = 0.2,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Put a value over the sweep file's."),
-    ] = None,
+    sets: Sets = None,
+    limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Predicts cells, forks, tokens, hours, and the smallest effect that can be seen."""
@@ -78,7 +78,7 @@ def plan(
         or (mean_tokens is not None and mean_tokens <= 0)
     ):
         raise UsageError("--tokens-per-s, --per and --mean-tokens must be above 0")
-    prepared = prepare(load_sweep(sweep, sets or []))
+    prepared = prepare(load_sweep(sweep, all_sets(sets, overrides, limit)))
     bans = [c.token_ids for c in prepared.plan.candidates if c.group != "canary"]
     rates = None
     if frequencies is not None:

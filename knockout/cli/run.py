@@ -12,8 +12,11 @@ import typer
 
 from knockout.cli.common import (
     Json,
+    Limit,
+    Overrides,
     RunDirectory,
     Sets,
+    all_sets,
     console,
     one_of,
     print_json,
@@ -33,11 +36,13 @@ PRELIMINARY = (
 
 def run(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep file.")],
+    overrides: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Run directory; runs/<name of the file> if not given."),
     ] = None,
     sets: Sets = None,
+    limit: Limit = None,
     retry_failed: Annotated[
         bool,
         typer.Option(
@@ -53,13 +58,15 @@ def run(
     """Runs a sweep, or goes on with it: the same command resumes."""
     from knockout.config.file import load_sweep
 
-    sets = [*(sets or []), *([] if ray is None else [f"engine.ray={ray}"])]
-    _run(load_sweep(sweep, sets), out or Path("runs") / sweep.stem, retry_failed, as_json)
+    given = all_sets(sets, overrides, limit) + ([] if ray is None else [f"engine.ray={ray}"])
+    _run(load_sweep(sweep, given), out or Path("runs") / sweep.stem, retry_failed, as_json)
 
 
 def demo(
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Run directory.")] = Path("runs/demo"),
     sets: Sets = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Runs a small sweep of the embedded model on the embedded tasks; needs no network."""
@@ -68,7 +75,12 @@ def demo(
     from knockout.config.file import parse_sweep
 
     text = files("knockout").joinpath("demo.yaml").read_text(encoding="utf-8")
-    _run(parse_sweep(text, "demo.yaml", Path(), sets or []), out, False, as_json)
+    _run(
+        parse_sweep(text, "demo.yaml", Path(), all_sets(sets, overrides, limit)),
+        out,
+        False,
+        as_json,
+    )
 
 
 def _run(sweep: Any, out: Path, retry_failed: bool, as_json: bool) -> None:

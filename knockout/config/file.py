@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from knockout.config.urls import without_secrets
 from knockout.config.yaml import read_yaml
 from knockout.errors import UsageError, shortened, shown
 
-__all__ = ["dump_sweep", "load_sweep", "parse_as", "parse_sweep", "sweep_record"]
+__all__ = ["complaints", "dump_sweep", "load_sweep", "parse_as", "parse_sweep", "sweep_record"]
 
 KeyPath = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -73,8 +73,7 @@ def parse_as(
     try:
         return model.model_validate(data, context={"base": base})
     except ValidationError as error:
-        complaints = "\n".join(_complaint(e, name, lines, model) for e in _worth_showing(error))
-        raise UsageError(complaints) from None
+        raise UsageError(complaints(error, name, lines, model)) from None
 
 
 def sweep_record(sweep: Sweep) -> dict[str, Any]:
@@ -177,7 +176,25 @@ def _show(path: Sequence[str | int]) -> str:
     return shortened(text)
 
 
-def _complaint(item: Any, name: str, lines: dict[KeyPath, int], model: type[BaseModel]) -> str:
+def complaints(
+    error: ValidationError,
+    name: str,
+    lines: Mapping[KeyPath, int] | None = None,
+    model: type[BaseModel] = Sweep,
+) -> str:
+    """What is wrong with a file of settings, a line each.
+
+    Args:
+        error: What pydantic found.
+        name: Of the file, or of whatever holds the sweep.
+        lines: Line of each key, where there are lines.
+        model: What the file may say.
+    """
+    found = [_complaint(item, name, lines or {}, model) for item in _worth_showing(error)]
+    return "\n".join(found)
+
+
+def _complaint(item: Any, name: str, lines: Mapping[KeyPath, int], model: type[BaseModel]) -> str:
     path: KeyPath = tuple(part for part in item["loc"] if not _is_union_tag(part))
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
     where = f"{name}:{line}" if line else name

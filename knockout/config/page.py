@@ -19,7 +19,10 @@ from knockout.config.mine import Mine
 from knockout.config.sweep import Sweep
 from knockout.files import write_text
 
-__all__ = ["mine_file_page", "sweep_file_page", "write_pages"]
+__all__ = ["SCHEMA_FILE", "mine_file_page", "sweep_file_page", "sweep_schema", "write_pages"]
+
+SCHEMA_FILE = Path(__file__).with_name("sweep.schema.json")
+"""The JSON schema of the sweep file, for editors."""
 
 _HEAD = """\
 # The sweep file
@@ -150,9 +153,31 @@ def _page(
     return "\n".join(parts)
 
 
+def sweep_schema() -> dict[str, Any]:
+    """The JSON schema of the sweep file."""
+    schema = Sweep.model_json_schema(mode="validation")
+    # A validator takes a bare name for an entry, which pydantic cannot see.
+    entries = schema["properties"]["benchmarks"]
+    entries["items"] = {"anyOf": [{"type": "string", "minLength": 1}, entries["items"]]}
+    title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "knockout sweep"}
+    return title | {key: value for key, value in _without_marks(schema).items() if key != "title"}
+
+
+def _without_marks(schema: Any) -> Any:
+    """Leaves out our own marks."""
+    if isinstance(schema, dict):
+        return {k: _without_marks(v) for k, v in schema.items() if not _is_mark(k, v)}
+    return [_without_marks(v) for v in schema] if isinstance(schema, list) else schema
+
+
+def _is_mark(key: str, value: Any) -> bool:
+    return key == "identity" and isinstance(value, bool)
+
+
 def write_pages(folder: Path) -> None:
-    """Writes all made pages into a folder."""
+    """Writes all made pages into a folder, and the schema beside this module."""
     write_text(folder / "sweep-file.md", sweep_file_page())
+    write_text(SCHEMA_FILE, json.dumps(sweep_schema(), indent=1, ensure_ascii=False) + "\n")
     write_text(folder / "mine-file.md", mine_file_page())
 
 

@@ -28,6 +28,7 @@ _NICENESS = 10
 def main(pipe_fd: int, graders_fd: int, memory_mb: int, timeout_s: float) -> None:
     """Serves until the pipe closes, which it also does when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(pipe_fd)

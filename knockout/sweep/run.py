@@ -273,7 +273,7 @@ def _write_verdicts(ledger: Ledger, sweep: Sweep, out: Path) -> None:
 
 @contextmanager
 def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends the run cleanly, the second at once."""
+    """The first Ctrl-C (or SIGTERM, SIGHUP) ends the run cleanly, the second at once."""
 
     def stop(number: int, _: object) -> None:
         if scheduler.stopping:
@@ -281,7 +281,10 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
         log.warning("stopping after this step; once more stops at once")
         scheduler.stop()
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    # A hang-up that is ignored (nohup) stays ignored.
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, stop) for n in numbers}
     try:
         yield
     finally:

@@ -1,0 +1,149 @@
+"""The commands around a first sweep, and how commands end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+from knockout.cli import _COMMANDS, app
+from knockout.config.file import load_sweep
+from knockout.config.page import SCHEMA_FILE, sweep_schema
+from knockout.files import write_text
+
+ROOT = Path(__file__).parents[1]
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "knockout", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def test_init_writes_a_sweep_file_that_loads(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    done = call("init", str(path), "--limit", "4", "--token", " the", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    sweep = load_sweep(path, ["seeds=5"])
+    assert (sweep.limit, sweep.seeds, sweep.candidates.strings) == (4, 5, (" the",))
+    jsonschema.validate(yaml.safe_load(path.read_text()), sweep_schema())
+    again = call("init", str(path))
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+
+
+def test_the_schema_is_shipped_current_and_knows_our_own_files() -> None:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    assert schema == sweep_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path in [*(ROOT / "examples").glob("*.yaml"), ROOT / "knockout" / "demo.yaml"]:
+        jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema)
+    for path in (ROOT / "examples").glob("*.yaml"):
+        reference = re.search(r"\$schema=(\S+)", path.read_text(encoding="utf-8"))
+        assert reference is not None
+        assert (path.parent / reference[1]).resolve() == SCHEMA_FILE.resolve()
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"model": "m", "benchmarks": ["b"], "candidate": {}}, schema)
+
+
+@pytest.mark.parametrize(("name", "example"), [(name, text) for name, _, text in _COMMANDS])
+def test_every_command_has_an_example_that_parses(name: str, example: str) -> None:
+    program, command, *arguments = shlex.split(example.partition(" > ")[0])
+    assert (program, command) == ("knockout", name)
+    group: Any = typer.main.get_command(app)
+    found = group.commands[name]
+    assert example in (found.epilog or "")
+    context = found.make_context(name, arguments, resilient_parsing=False)
+    assert set(found.context_settings["help_option_names"]) == {"-h", "--help"}
+    assert context.info_name == name
+
+
+def test_tasks_and_list_show_what_is_there(tmp_path: Path) -> None:
+    rows = json.loads(call("tasks", "starter_arith", "--json").stdout)
+    assert [row["task"] for row in rows] == ["knockout_starter_arithmetic"]
+    assert rows[0]["problems"] == "80"
+    assert "no task has" in call("tasks", "nothing-such").stderr
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.db").write_text("no ledger")
+    found = json.loads(call("list", str(tmp_path), "--json").stdout)
+    assert [row["state"] for row in found] == ["unreadable"]
+    assert "no such folder" in call("list", str(tmp_path / "none")).stderr
+
+
+def test_overrides_stand_bare_or_behind_set(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    assert call("init", str(path)).returncode == 0
+    wrong = call("plan", str(path), "seeds")
+    assert wrong.returncode == 2
+    assert "expected key.path=value" in wrong.stderr
+    unknown = call("plan", str(path), "sedes=3")
+    assert "did you mean `seeds`?" in unknown.stderr
+
+
+def test_a_terminal_that_is_not_utf8_gets_escapes(tmp_path: Path) -> None:
+    code = "import sys; sys.argv[1:] = ['tasks', 'Δ']; from knockout.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+    )
+    assert done.returncode == 2
+    assert rb"\u0394" in done.stderr
+    assert b"internal error" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_end_a_command_as_ctrl_c_does(number: signal.Signals) -> None:
+    code = (
+        "import time, knockout.cli as c\n"
+        "def wait():\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "c.app.command('wait')(wait)\n"
+        "import sys; sys.argv[1:] = ['wait']; c.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert told.startswith("knockout: stopped")
+
+
+def test_left_over_temporary_files_go_with_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    code = (
+        "import os, sys, signal; from pathlib import Path; from knockout.files import atomic_path\n"
+        "with atomic_path(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert len(list(tmp_path.glob(".summary.json.*"))) == 1
+    foreign = tmp_path / ".summary.json.abcdefgh.json"  # of a version that named no process
+    foreign.write_text("")
+    other = tmp_path / ".summary.json.txt"
+    other.write_text("the user's own")
+    write_text(path, "{}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [path.name, foreign.name, other.name]
+    )
+    os.utime(foreign, (time.time() - 2 * 86400,) * 2)
+    write_text(path, "{}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, other.name])
