@@ -29,7 +29,7 @@ from knockout.report.trajectories import (
     some_rows,
 )
 
-__all__ = ["build_report", "render_page", "themes"]
+__all__ = ["build_report", "join_pieces", "render_page", "themes"]
 
 # Room for trajectories beside the plotting library (0.8 MB) and the tables.
 TRAJECTORY_BYTES = 2_400_000
@@ -80,6 +80,11 @@ def report_chunks(
     found, total = frequencies(ledger)
     head = overview(run, ledger, found, total, has_tokenizer=texts.has_tokenizer)
     sample = sample_pairs(run, ledger, budget)
+    for cell in sample.baselines.values():
+        join_pieces(cell["baseline"], texts)
+    for entries in sample.knockouts.values():
+        for entry in entries:
+            join_pieces(entry, texts)
     head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
     head |= {"figures": page_specs(head), "themes": themes()}
     head["config"] = shown_config((run.folder / "config.yaml").read_text(encoding="utf-8"))
@@ -109,6 +114,13 @@ def candidate_replacements(
     rows = [int(row) for at in slices for row in some_rows(at, each)]
     counted = replacements(ledger, run.forks, rows)
     return {key: most_common(counts) for key, counts in counted.items()}
+
+
+def join_pieces(side: dict[str, Any], texts: TokenTexts) -> None:
+    """Adds to a trajectory which of its tokens only together make text, by step."""
+    joined = texts.joined(side["ids"])
+    if joined:
+        side["joined"] = [[side["step"] + at, n, text] for at, n, text in joined]
 
 
 def themes() -> dict[str, Any]:

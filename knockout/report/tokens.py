@@ -11,6 +11,8 @@ Vocab = dict[int, list[Any]]
 """Token id to [text, kind]; kind 0 is text, 1 a special token, 2 a piece that is no whole text."""
 
 _TEXT, _SPECIAL, _PIECE = 0, 1, 2
+# A character has at most four bytes; some emoji are several characters.
+_LONGEST_CHARACTER = 8
 
 
 class TokenTexts:
@@ -62,6 +64,29 @@ class TokenTexts:
         if self._tokenizer is None:
             return ""
         return _clean(str(self._tokenizer.decode(list(tokens), skip_special_tokens=False)))
+
+    def joined(self, tokens: Sequence[int]) -> list[list[Any]]:
+        """Runs of tokens that only together make text, as [place, number of tokens, text].
+
+        A character of another script or an emoji can be several byte tokens; alone each is no text.
+        """
+        if self._tokenizer is None:
+            return []
+        found: list[list[Any]] = []
+        at = 0
+        while at < len(tokens):
+            end = at
+            while end < len(tokens) and self.entry(tokens[end])[1] == _PIECE:
+                end += 1
+                text = str(self._tokenizer.decode(list(tokens[at:end]), skip_special_tokens=False))
+                if end - at > 1 and "\N{REPLACEMENT CHARACTER}" not in text:
+                    found.append([at, end - at, _clean(text)])
+                    break
+                if end - at >= _LONGEST_CHARACTER:
+                    end = at + 1
+                    break
+            at = max(end, at + 1)
+        return found
 
     def _look_up(self, token: int) -> list[Any]:
         if self._tokenizer is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knockout.report.build import candidate_replacements, themes
+from knockout.report.build import candidate_replacements, join_pieces, themes
 from knockout.report.data import details, overview, shown_config
 from knockout.report.plots import page_specs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
@@ -82,6 +82,9 @@ class LiveRun:
             found = pair(ledger, key)
         if found is None:
             return None
+        for side in (found["baseline"], found["knockout"]):
+            if side is not None:
+                join_pieces(side, self.texts)
         knockout = found["knockout"] or {"ids": []}
         banned = self.candidates[key[3]].token_ids if 0 <= key[3] < len(self.candidates) else ()
         used = {*found["problem"]["ids"], *found["baseline"]["ids"], *knockout["ids"], *banned}

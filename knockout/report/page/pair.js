@@ -5,8 +5,8 @@ const FIRST_REST = 1500;
 const MORE = 5000;
 const BLOCK = 400;
 
-function showToken(id, step, banned) {
-  const [text, kind] = texts.get(id) || [`#${id}`, 2];
+function showToken(id, step, banned, joined = null) {
+  const [text, kind] = joined === null ? texts.get(id) || [`#${id}`, 2] : [joined, 0];
   const node = el("span", { class: `t${kind ? " c" : ""}${banned.has(id) ? " banned" : ""}`, "data-step": step, "data-id": id });
   if (kind) {
     node.append(text);
@@ -14,12 +14,13 @@ function showToken(id, step, banned) {
   }
   let plain = "";
   const flush = () => { if (plain) node.append(plain); plain = ""; };
-  const sign = (shown, real = "") => { flush(); node.append(el("i", { "aria-hidden": "true" }, shown), real); };
+  // What is copied is the text itself: signs for white space are drawn by the style sheet.
+  const sign = (kind, real) => { flush(); node.append(el("i", { class: kind }, real)); };
   for (const character of text) {
-    if (character === " ") { flush(); node.append(el("wbr")); sign("·"); }
-    else if (character === "\n") sign("↵", "\n");
-    else if (character === "\t") sign("⇥", "\t");
-    else if (UNSEEN.test(character)) sign(escaped(character));
+    if (character === " ") sign("sp", " ");
+    else if (character === "\n") sign("nl", "\n");
+    else if (character === "\t") sign("tab", "\t");
+    else if (UNSEEN.test(character)) sign("esc", escaped(character));
     else plain += character;
   }
   flush();
@@ -27,15 +28,21 @@ function showToken(id, step, banned) {
 }
 
 // Tokens in blocks, so that the browser lays out only what is on screen; long rests on demand.
-function tokenRun(ids, from, banned, { label, first = FIRST_REST, forkAt = -1 }) {
+// `joined` maps a step to [count, text] where several tokens make one character; `same` says which tokens both
+// sides share.
+function tokenRun(ids, from, banned, { label, first = FIRST_REST, forkAt = -1, joined = new Map(), same = null }) {
   const box = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": label });
   const grow = (start, end) => {
     for (let i = start; i < end; i += BLOCK) {
       const block = el("span", { class: ids.length > BLOCK ? "block" : "block inline" });
       for (let j = i; j < Math.min(i + BLOCK, end); j += 1) {
-        const token = showToken(ids[j], from + j, banned);
+        const [n, text] = joined.get(from + j) || [1, null];
+        const token = showToken(ids[j], from + j, banned, text);
+        if (n > 1) token.title = `${n} tokens: ${ids.slice(j, j + n).join(", ")}`;
         if (from + j === forkAt) token.classList.add("fork");
+        else if (same?.[j]) token.classList.add("same");
         block.append(token);
+        j += n - 1;
       }
       box.append(block);
     }
@@ -49,17 +56,45 @@ function tokenRun(ids, from, banned, { label, first = FIRST_REST, forkAt = -1 })
   return box;
 }
 
-function sharedRun(ids, banned) {
+function sharedRun(ids, banned, joined) {
   const shown = ids.slice(-FIRST_SHARED);
   const hidden = ids.length - shown.length;
   const box = el("div", { class: "shared" });
-  const last = tokenRun(shown, hidden, banned, { label: "shared prefix" });
+  const last = tokenRun(shown, hidden, banned, { label: "shared prefix", joined });
   if (hidden) {
-    const button = el("button", { type: "button", onclick: () => box.replaceChildren(tokenRun(ids, 0, banned, { label: "shared prefix", first: Infinity })) }, `show ${plural(hidden, "earlier token")}`);
+    const button = el("button", { type: "button", onclick: () => box.replaceChildren(tokenRun(ids, 0, banned, { label: "shared prefix", first: Infinity, joined })) }, `show ${plural(hidden, "earlier token")}`);
     box.append(button);
   }
   box.append(last);
   return box;
+}
+
+// Which tokens of two continuations are the same in the same order (a longest common subsequence).
+const LONGEST_DIFF = 1500;
+function alignment(one, other) {
+  const [a, b] = [one.slice(0, LONGEST_DIFF), other.slice(0, LONGEST_DIFF)];
+  const width = b.length + 1;
+  const best = new Uint16Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i -= 1) {
+    for (let j = b.length - 1; j >= 0; j -= 1) {
+      best[i * width + j] = a[i] === b[j] ? best[(i + 1) * width + j + 1] + 1 : Math.max(best[(i + 1) * width + j], best[i * width + j + 1]);
+    }
+  }
+  const [left, right] = [new Uint8Array(one.length), new Uint8Array(other.length)];
+  for (let i = 0, j = 0; i < a.length && j < b.length;) {
+    if (a[i] === b[j]) { left[i] = right[j] = 1; i += 1; j += 1; }
+    else if (best[(i + 1) * width + j] >= best[i * width + j + 1]) i += 1;
+    else j += 1;
+  }
+  return [left, right];
+}
+
+function convergence(left, right) {
+  let tail = 0;
+  while (tail < Math.min(left.length, right.length) && left.at(-1 - tail) && right.at(-1 - tail)) tail += 1;
+  const shared = left.reduce((n, x) => n + x, 0);
+  const text = `After the fork ${count(shared)} of ${plural(left.length, "token")} of the baseline come again in the knockout (dim).`;
+  return tail > 1 ? `${text} The two end in the same ${plural(tail, "token")}.` : text;
 }
 
 function gradeLine(side, total) {
@@ -102,11 +137,23 @@ function statusLine(page, onpick) {
   return line;
 }
 
+// Links to the pairs before and behind this one, of the candidate's pairs in the order of its page.
+function neighbours(key, of) {
+  const pairs = of?.pairs || [];
+  const at = pairs.findIndex((pair) => pair.key.join() === key.join());
+  if (at < 0) return null;
+  const link = (pair, text) => (pair ? ["  ", el("a", { href: `#/pair/${pair.key.join("/")}` }, text)] : null);
+  const next = (outcome) => pairs.slice(at + 1).concat(pairs.slice(0, at)).find((pair) => pair.outcome === outcome);
+  return [`  ${at + 1} of ${pairs.length} `, link(pairs[at - 1], "← previous"), link(pairs[at + 1], "next →"),
+    ["lost", "won", "same"].map((outcome) => link(next(outcome), `next ${outcome}`))];
+}
+
 async function pairPage(data, parts) {
   const key = parts.map(Number);
   const found = await source.pair(key);
   if (!found) return [el("h1", {}, "This pair is not here"), el("p", {}, "The report's file holds a sample of the trajectories; `knockout view` shows all of them.")];
   const { problem, baseline, knockout } = found;
+  const of = data.candidates[key[3]] ? await source.candidate(key[3]) : null;
   const candidate = data.candidates[key[3]];
   const banned = new Set(candidate ? candidate.ids : []);
   const name = `${data.benchmarks[key[0]].name} · ${problem.doc_id} · seed ${key[2]}`;
@@ -115,23 +162,26 @@ async function pairPage(data, parts) {
   const base = baseline.ids.slice(step);
   const page = el("div");
   const add = (...nodes) => page.append(...nodes.filter((node) => node));
-  const column = (title, side, ids, which) => el("section", { class: "side", "data-side": which },
+  const join = (side) => new Map((side?.joined || []).map(([at, n, text]) => [at, [n, text]]));
+  const [left, right] = knockout ? alignment(base, knockout.ids) : [null, null];
+  const column = (title, side, ids, which, same) => el("section", { class: "side", "data-side": which },
     el("h3", {}, title), gradeLine(side, step + ids.length),
-    tokenRun(ids, step, banned, { label: title, forkAt: step }));
+    tokenRun(ids, step, banned, { label: title, forkAt: step, joined: join(side), same }));
   add(
-    el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "← ", el("span", { class: "token" }, candidate.name))] : null),
+    el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "↑ ", el("span", { class: "token" }, candidate.name)), neighbours(key, of)] : null),
     el("h1", {}, name),
     el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", { tabindex: "0" }, visible(problem.prompt))),
     el("h2", {}, knockout ? `Shared prefix (${plural(step, "token")})` : "Baseline"),
     knockout ? null : gradeLine(baseline, baseline.ids.length),
-    el("section", { "data-side": "baseline" }, knockout ? sharedRun(shared, banned) : tokenRun(shared, 0, banned, { label: "baseline" })),
+    el("section", { "data-side": "baseline" }, knockout ? sharedRun(shared, banned, join(baseline)) : tokenRun(shared, 0, banned, { label: "baseline", joined: join(baseline) })),
   );
   if (knockout) {
     page.append(
       el("div", { class: "forkline" }, el("span", {}, `fork at step ${count(step)}: `, el("span", { class: "token" }, quoted(base.length ? base[0] : -1)), " → ", el("span", { class: "token" }, quoted(knockout.ids.length ? knockout.ids[0] : -1)))),
+      el("p", { class: "dim" }, convergence(left, right)),
       el("div", { class: "pair" },
-        column("Baseline", baseline, base, "baseline"),
-        column(`Without ${clip(candidate.name, 40)}`, knockout, knockout.ids, "knockout")));
+        column("Baseline", baseline, base, "baseline", left),
+        column(`Without ${clip(candidate.name, 40)}`, knockout, knockout.ids, "knockout", right)));
   }
   const explorer = settings.explore ? exploreFrom(found, page) : null;
   page.append(statusLine(page, explorer));
