@@ -15,7 +15,7 @@ function showTip(handler, event, item, value) {
 
 // A figure with its two downloads. `columns` names what the CSV has; `click` opens a row's candidate.
 function plot(name, label, rows, { columns = null, file = name } = {}) {
-  const canvas = el("div", { class: "canvas" });
+  const canvas = el("div", { class: "canvas", role: "img", "aria-label": label });
   const box = el("div", { class: "plot" }, canvas);
   if (!rows.length) return el("p", { class: "dim" }, "Nothing to draw.");
   const item = { box, view: null, width: 0 };
@@ -23,10 +23,15 @@ function plot(name, label, rows, { columns = null, file = name } = {}) {
     if (!width || !box.isConnected) return;
     item.view?.finalize();
     item.width = width;
+    const theme = overview.themes[document.documentElement.dataset.theme];
+    const narrow = width < 560;
+    const drawing = narrow ? withoutMargin(overview.figures[name]) : overview.figures[name];
+    // The figure is one picture with a label; the table has its numbers for those who cannot see it.
+    const hush = { aria: false };
     const spec = {
       autosize: { type: "fit-x", contains: "padding" }, width, description: label, padding: 4,
-      ...overview.figures[name], datasets: { rows },
-      config: overview.themes[document.documentElement.dataset.theme],
+      ...drawing, datasets: { rows },
+      config: { ...theme, aria: false, mark: hush, axis: { ...theme.axis, ...hush }, legend: { ...theme.legend, ...hush, columns: narrow ? 2 : 0 } },
     };
     const parsed = vega.parse(vegaLite.compile(spec, { logger: quiet }).spec, null, { ast: true });
     item.view = new vega.View(parsed, { expr: vega.expressionInterpreter, renderer: "svg", container: canvas, hover: true, logLevel: vega.Error });
@@ -43,6 +48,10 @@ function plot(name, label, rows, { columns = null, file = name } = {}) {
   drawn.add(item);
   requestAnimationFrame(() => item.draw());
   return box;
+}
+// On a phone the numbers beside the rows of a forest plot would leave no room for the plot.
+function withoutMargin(spec) {
+  return spec.padding?.right >= 100 ? { ...spec, padding: 4, layer: spec.layer.slice(0, -1) } : spec;
 }
 const quiet = { level() { return this; }, error(...words) { console.error(...words); return this; }, warn() { return this; }, info() { return this; }, debug() { return this; } };
 
