@@ -136,7 +136,7 @@ def test_narrower_at_a_larger_alpha() -> None:
     [(30, 1, 0.3, 0.8), (30, 8, 1.0, 0.2), (100, 3, 0.3, 0.2), (500, 1, 0.05, 0.8)],
 )
 def test_covers(n: int, seeds: int, differing: float, effect: float) -> None:
-    """95 % intervals with uneven problems; the full study is in bench/calibration.py."""
+    """95 % intervals with uneven problems; the full study is `python -m bench calibration`."""
     rng = np.random.default_rng(11)
     runs = 1500
     share = (1 + effect) / 2

@@ -118,14 +118,7 @@ def power(effect: ArrayLike, design: Design, alpha: float = 0.05) -> Floats:
     needed = float(flips_needed(alpha))
     found = [design.differences(float(delta)) for delta in effects]
     if s == 1:
-        differing = np.arange(1, n + 1)
-        reject = stats.binom.isf(alpha / 2, differing, 0.5) + 1
-        out = []
-        for up, _, down in found:
-            seen = stats.binom.sf(reject - 1, differing, down / max(up + down, 1e-300))
-            seen = np.where(differing >= needed, seen, 0.0)
-            out.append(float(stats.binom.pmf(differing, n, min(up + down, 1.0)) @ seen))
-        return np.array(out)
+        return np.array([_exact_power(n, float(up), float(down), alpha) for up, _, down in found])
     # The same random numbers for all effects, so that power rises with the effect.
     rows = np.concatenate([np.random.default_rng(0).multinomial(n, d, _DRAWS) for d in found])
     sizes = np.arange(1, s + 1)
@@ -318,6 +311,16 @@ def expected_share(right: ArrayLike, n_seeds: int, forked_share: ArrayLike) -> F
     else:
         differs = float(2 * k.mean() * (1 - k.mean()))
     return np.asarray(np.asarray(forked_share, dtype=np.float64) * differs)
+
+
+def _exact_power(n: int, up: float, down: float, alpha: float) -> float:
+    """Power of McNemar's exact test for n cells that are won and lost with these probabilities."""
+    q = min(up + down, 1.0)
+    low = max(int(stats.binom.ppf(1e-10, n, q)), int(flips_needed(alpha)))
+    differing = np.arange(low, int(stats.binom.isf(1e-10, n, q)) + 1)
+    reject = stats.binom.isf(alpha / 2, differing, 0.5) + 1
+    seen = stats.binom.sf(reject - 1, differing, down / max(up + down, 1e-300))
+    return float(stats.binom.pmf(differing, n, q) @ seen)
 
 
 def _normal_mde(design: Design, alpha: float, promised: float) -> float:
