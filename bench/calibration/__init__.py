@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[Callable[[int], Iterator[Row]], int, int]] = {
     "power": (single.power, 1500, 100),
     "equivalence": (single.equivalence, 2000, 100),
     "skew": (single.skew, 2000, 100),
-    "discoveries": (many.discoveries, 150, 3),
+    "discoveries": (many.discoveries, 100, 3),
     "references": (many.references, 60, 4),
     "luck": (many.luck, 60, 3),
     "freezing": (many.freezing, 24, 3),
