@@ -25,7 +25,7 @@ def test_the_committed_readme_is_made_from_the_committed_files(tmp_path: Path) -
     assert (tmp_path / "README.md").read_text() == (RESULTS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("section", ["coverage", "equivalence", "discoveries", "luck", "racing"])
+@pytest.mark.parametrize("section", ["coverage", "equivalence", "discoveries", "racing"])
 def test_a_section_runs_and_writes_its_file(tmp_path: Path, section: str) -> None:
     main("--quick", "--only", section, "--out", str(tmp_path))
     header = (tmp_path / f"{section}.csv").read_text().splitlines()[0]
