@@ -106,10 +106,13 @@ def to_verdicts(folder: Path, plan: Plan, raced: bool = False) -> None:
 def to_raced_verdicts(folder: Path, plan: Plan) -> None:
     """The same by racing's tests, as if nothing had settled before the last round."""
     from knockout.ledger import grade_cubes
+    from knockout.verdicts.blocks import Race
     from knockout.verdicts.table import build_verdicts
 
     with Ledger.open(folder / "run.db") as ledger:
-        build_verdicts(grade_cubes(ledger), max_rounds=N_SEEDS)
+        rounds = {benchmark.name: N_SEEDS for benchmark in ledger.benchmarks}
+        race = Race(VerdictRule(), rounds, rounds)
+        build_verdicts(grade_cubes(ledger), VerdictRule(), race=race)
 
 
 def to_status(folder: Path, plan: Plan) -> None:
