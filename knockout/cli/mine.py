@@ -78,7 +78,6 @@ def orthogonality(
     out: Annotated[
         Path | None, typer.Option(help="Folder for orthogonality.csv and .html; default: DIR.")
     ] = None,
-    embed_plotly: Annotated[bool, typer.Option(help="A plot that needs no network (5 MB).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Does any cheap score predict a pillar? Relates token scores to harm and to pillarhood.
@@ -86,10 +85,10 @@ def orthogonality(
     Rank correlations (Spearman, Kendall) with −Δ in units of its noise and the area under the ROC curve for pillars,
     each with an interval and a corrected p-value, by benchmark.
     """
-    from knockout.files import write_text
+    from knockout.figures.write import write_figure
     from knockout.mining.orthogonality import SCORES, join_scores, read_verdicts
     from knockout.mining.orthogonality import orthogonality as relate
-    from knockout.mining.plots import orthogonality_figure, write_figure
+    from knockout.mining.plots import orthogonality_figure, rows_of
     from knockout.tokens.token_list import read_score_table
 
     columns = {"fdr": "verdict", "nominal": "verdict_nominal"}
@@ -110,8 +109,8 @@ def orthogonality(
         raise UsageError(f"{scores}: has no row for any candidate of {folder}")
     related = relate(joined, names, verdict=columns[rule], level=level)
     target = out or folder
-    write_text(target / "orthogonality.csv", related.to_csv(index=False))
-    write_figure(orthogonality_figure(related), target / "orthogonality.html", embed=embed_plotly)
+    figure = orthogonality_figure(list(dict.fromkeys(related["benchmark"])))
+    write_figure(figure, rows_of(related), target / "orthogonality.html")
     if as_json:
         typer.echo(related.to_json(orient="records"))
         return

@@ -40,9 +40,6 @@ def geometry(
         int, typer.Option(min=1, help="Most tokens of a forward pass, padding included.")
     ] = 4096,
     out: Annotated[Path | None, typer.Option(help="Where to write; default: DIR.")] = None,
-    embed_plotly: Annotated[
-        bool, typer.Option(help="A figure that needs no network (5 MB).")
-    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Where do token types pull the student's logits? Compares rocks with rare and random types.
@@ -87,7 +84,7 @@ def geometry(
     )
     rows = table(found, groups, run.scores, type_means(run.measuring, run.width))
     target = out or folder
-    write(target, rows, found, models.names, embed=embed_plotly)
+    write(target, rows, found, models.names)
     if as_json:
         typer.echo(rows.to_json(orient="records", force_ascii=False))
         return

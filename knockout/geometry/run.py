@@ -24,7 +24,7 @@ from knockout.mining.shards import Shard, read_shard
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MiningRun", "figure", "measure", "open_run", "table"]
+__all__ = ["MiningRun", "measure", "open_run", "table"]
 
 log = logging.getLogger(__name__)
 
@@ -186,48 +186,6 @@ def table(
     return frame
 
 
-def figure(rows: pd.DataFrame, found: Geometry) -> Any:
-    """Norm against cosine, the two cosines, and stagnation, with a colour per group."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    panels = [
-        ("mean_norm", "cos_global_rest", "mean length of g", "cosine with G_global of the rest"),
-        ("count", "norm", "positions", "length of G_v"),
-        ("cos_global_rest", "cos_balanced_rest", "cosine with G_global", "with G_balanced"),
-    ]
-    if "remaining_kl" in rows:
-        panels.append(("mean_kl_before", "remaining_kl", "KL before (nats)", "KL left, share"))
-    else:
-        panels.append(("mean_kl", "coherence", "mean KL (nats)", "coherence"))
-    plot = make_subplots(rows=2, cols=2, horizontal_spacing=0.12, vertical_spacing=0.14)
-    colours = dict(zip(GROUPS, ("#c23b22", "#e0a100", "#4477aa"), strict=True))
-    for place, (x, y, x_title, y_title) in enumerate(panels):
-        at = {"row": place // 2 + 1, "col": place % 2 + 1}
-        for group, part in rows.groupby("group", sort=False):
-            plot.add_trace(
-                go.Scatter(
-                    x=part[x].tolist(),
-                    y=part[y].tolist(),
-                    text=part["token"].tolist(),
-                    mode="markers",
-                    name=str(group),
-                    legendgroup=str(group),
-                    showlegend=place == 0,
-                    marker={"color": colours[str(group)], "size": 8, "opacity": 0.75},
-                ),
-                **at,
-            )
-        plot.update_xaxes(title=x_title, type="log" if x in ("count", "mean_norm") else None, **at)
-        plot.update_yaxes(title=y_title, type="log" if y == "norm" else None, **at)
-    plot.update_layout(
-        title=f"Logit gradients of {len(rows)} types over {found.n_positions:,} positions",
-        template="plotly_white",
-        height=800,
-    )
-    return plot
-
-
 def summary(rows: pd.DataFrame, found: Geometry, models: dict[str, str]) -> dict[str, Any]:
     """Medians by group and the two directions, for `geometry.json`."""
     numbers = rows.drop(columns=["token_id", "token"]).groupby("group", sort=False).median()
@@ -242,16 +200,15 @@ def summary(rows: pd.DataFrame, found: Geometry, models: dict[str, str]) -> dict
     }
 
 
-def write(
-    out: Path, rows: pd.DataFrame, found: Geometry, models: dict[str, str], *, embed: bool
-) -> None:
+def write(out: Path, rows: pd.DataFrame, found: Geometry, models: dict[str, str]) -> None:
     """Writes geometry.csv, geometry.json and geometry.html."""
-    from knockout.mining.plots import write_figure
+    from knockout.figures.write import write_figure
+    from knockout.mining.plots import geometry_figure, rows_of
 
-    write_text(out / "geometry.csv", rows.to_csv(index=False))
     text = json.dumps(summary(rows, found, models), indent=2, ensure_ascii=False)
     write_text(out / "geometry.json", text + "\n")
-    write_figure(figure(rows, found), out / "geometry.html", embed=embed)
+    spec = geometry_figure(GROUPS, "remaining_kl" in rows)
+    write_figure(spec, rows_of(rows), out / "geometry.html")
 
 
 def groups_of(

@@ -69,8 +69,6 @@ def make_lists(
     settings: ListSettings,
     special_ids: Sequence[int],
     summary: dict[str, Any],
-    *,
-    embed_plotly: bool = True,
 ) -> pd.DataFrame:
     """Writes scores, list, controls, cut-off curve and summary into a run's folder.
 
@@ -80,7 +78,6 @@ def make_lists(
         settings: How to rank.
         special_ids: Special tokens; neither candidates nor controls unless wanted.
         summary: What else `summary.json` says.
-        embed_plotly: As `embed` of `write_figure`.
 
     Returns:
         The list, as in `rocks.csv`.
@@ -89,7 +86,8 @@ def make_lists(
         UsageError: There is no such score.
         KnockoutError: No type is left to list.
     """
-    from knockout.mining.plots import cutoff_figure, write_figure
+    from knockout.figures.write import write_figure
+    from knockout.mining.plots import cutoff_figure, rows_of
 
     exclude = [] if settings.keep_special else list(special_ids)
     # First of all, so that a run in which nothing qualifies shows why.
@@ -124,8 +122,8 @@ def make_lists(
     rocks = _published(ranked.head(settings.top), controls)
     write_table(out / "rocks", rocks)
     write_table(out / "controls", controls)
-    curve.to_csv(out / "cutoff.csv", index=False)
-    write_figure(cutoff_figure(curve, settings.top), out / "cutoff.html", embed=embed_plotly)
+    top = min(settings.top, len(curve))
+    write_figure(cutoff_figure(top, knee(curve)), rows_of(curve), out / "cutoff.html")
     _summarise(out / "summary.json", scores, settings, ranked, rocks, curve, summary)
     return rocks
 

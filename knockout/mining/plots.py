@@ -1,102 +1,188 @@
-"""Figures of mining and of `knockout orthogonality`, as HTML pages."""
+"""Figures of mining, of `knockout orthogonality` and of `knockout geometry`: specifications only."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from knockout.files import write_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["cutoff_figure", "orthogonality_figure", "write_figure"]
+__all__ = ["cutoff_figure", "geometry_figure", "orthogonality_figure", "rows_of"]
+
+_NAMES = {
+    "kl_share": "of the total KL",
+    "token_share": "of all tokens",
+    "output_share": "of an output",
+    "grad_share": "of the gradient norm",
+    "stability": "stability (Jaccard)",
+}
+_LINES = ("kl_share", "output_share", "grad_share", "stability")
+_COLOURS = ["#c23b22", "#e0a100", "#4477aa"]
 
 
-def cutoff_figure(curve: pd.DataFrame, top: int) -> Any:
-    """Share of KL and of tokens that the K best types hold, and the list's stability, by K."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    k = curve["k"].tolist()
-    low, high = curve["stability_low"].tolist(), curve["stability_high"].tolist()
-    figure.add_scatter(
-        x=k + k[::-1],
-        y=high + low[::-1],
-        fill="toself",
-        line={"width": 0},
-        fillcolor="rgba(120,120,120,0.2)",
-        hoverinfo="skip",
-        name="stability, 95 % of resamples",
-    )
-    for column, name, dash in (
-        ("stability", "stability (Jaccard)", "dot"),
-        ("kl_share", "share of total KL", "solid"),
-        ("token_share", "share of tokens", "dash"),
-    ):
-        figure.add_scatter(x=k, y=curve[column].tolist(), name=name, line={"dash": dash})
-    figure.add_vline(
-        x=min(top, len(k)), line={"width": 1}, annotation_text=f"K = {min(top, len(k))}"
-    )
-    figure.update_layout(
-        title="Cut-off curve: what a list of K types covers",
-        xaxis_title="K (types, by rank)",
-        yaxis={"title": "share", "range": [0, 1.02]},
-        template="plotly_white",
-    )
-    return figure
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table as records that JSON can hold; what is missing is None."""
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
+    return rows
 
 
-def orthogonality_figure(table: pd.DataFrame) -> Any:
-    """Rank correlation with harm, and AUC for pillars, of each score: a panel per benchmark."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    benchmarks = list(dict.fromkeys(table["benchmark"]))
-    measures = (("spearman", "Spearman ρ with harm", 0.0), ("auc", "AUC for pillars", 0.5))
-    figure = make_subplots(
-        rows=len(benchmarks),
-        cols=2,
-        shared_yaxes=True,
-        subplot_titles=[f"{b}: {title}" for b in benchmarks for _, title, _ in measures],
-    )
-    for row, benchmark in enumerate(benchmarks, start=1):
-        part = table[table["benchmark"] == benchmark]
-        for column, (name, _, chance) in enumerate(measures, start=1):
-            value = part[name]
-            figure.add_trace(
-                go.Scatter(
-                    x=value.tolist(),
-                    y=part["score"].tolist(),
-                    mode="markers",
-                    error_x={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": (part[f"{name}_high"] - value).tolist(),
-                        "arrayminus": (value - part[f"{name}_low"]).tolist(),
+def cutoff_figure(top: int, knee: int | None, lines: Sequence[str] = _LINES) -> dict[str, Any]:
+    """What a list of K types covers, and its stability with 95 % of resamples. Rows: `cutoff_curve`."""
+    k = {"field": "k", "type": "quantitative", "title": "K (types, by rank)"}
+    share = {"type": "quantitative", "title": "share", "scale": {"domain": [0, 1]}}
+    names = "{" + ", ".join(f"{key}: '{name}'" for key, name in _NAMES.items()) + "}"
+    marks = [{"k": top, "name": f"K = {top}"}]
+    if knee is not None and knee != top:
+        marks.append({"k": knee, "name": f"knee {knee}"})
+    return {
+        "data": {"name": "rows"},
+        "height": 300,
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.15},
+                "encoding": {
+                    "x": k,
+                    "y": {"field": "stability_low", **share},
+                    "y2": {"field": "stability_high"},
+                },
+            },
+            {
+                "transform": [{"fold": list(lines), "as": ["what", "value"]}],
+                "mark": {"type": "line"},
+                "encoding": {
+                    "x": k,
+                    "y": {"field": "value", **share},
+                    "color": {
+                        "field": "what",
+                        "type": "nominal",
+                        "legend": {"title": None, "labelExpr": f"{names}[datum.value]"},
                     },
-                    showlegend=False,
-                ),
-                row=row,
-                col=column,
-            )
-            figure.add_vline(x=chance, line={"width": 1, "dash": "dot"}, row=row, col=column)
-    figure.update_xaxes(range=[-1, 1], col=1)
-    figure.update_xaxes(range=[0, 1], col=2)
-    figure.update_layout(
-        title="Does a cheap score predict what a knockout does?",
-        template="plotly_white",
-        height=160 + 240 * len(benchmarks),
-    )
-    return figure
+                    "strokeDash": {"field": "what", "type": "nominal", "legend": None},
+                },
+            },
+            {
+                "data": {"values": marks},
+                "mark": {"type": "rule", "strokeDash": [3, 3]},
+                "encoding": {"x": {**k, "field": "k"}},
+            },
+            {
+                "data": {"values": marks},
+                "mark": {"type": "text", "align": "left", "dx": 4, "dy": -4, "baseline": "bottom"},
+                "encoding": {
+                    "x": {**k, "field": "k"},
+                    "y": {"value": 14},
+                    "text": {"field": "name"},
+                },
+            },
+        ],
+    }
 
 
-def write_figure(figure: Any, path: Path, *, embed: bool = True) -> None:
-    """Writes a figure as one HTML page.
+def orthogonality_figure(benchmarks: list[str]) -> dict[str, Any]:
+    """Rank correlation with harm, and area for pillars: a line of panels per benchmark.
 
-    Args:
-        figure: A Plotly figure.
-        path: The page.
-        embed: Whether Plotly's script (about 5 MB) is inside, so that the page needs no network.
+    Rows: `orthogonality`.
     """
-    write_text(path, figure.to_html(include_plotlyjs=True if embed else "cdn", full_html=True))
+    measures = (
+        ("spearman", "Spearman ρ with harm", 0.0, [-1, 1]),
+        ("auc", "area for pillars", 0.5, [0, 1]),
+    )
+
+    def panel(benchmark: str, measure: str, title: str, chance: float, domain: list[float]) -> Any:
+        x = {"type": "quantitative", "title": title, "scale": {"domain": domain}}
+        score = {"field": "score", "type": "nominal", "title": None, "sort": None}
+        return {
+            "title": benchmark,
+            "width": 230,
+            "transform": [{"filter": {"field": "benchmark", "equal": benchmark}}],
+            "layer": [
+                {
+                    "data": {"values": [{}]},
+                    "mark": {"type": "rule", "strokeDash": [3, 3]},
+                    "encoding": {"x": {"datum": chance, **x}},
+                },
+                {
+                    "mark": {"type": "rule"},
+                    "encoding": {
+                        "x": {"field": f"{measure}_low", **x},
+                        "x2": {"field": f"{measure}_high"},
+                        "y": score,
+                    },
+                },
+                {
+                    "mark": {"type": "point", "filled": True},
+                    "encoding": {
+                        "x": {"field": measure, **x},
+                        "y": score,
+                        "tooltip": [
+                            {"field": "score"},
+                            {"field": measure, "format": "+.2f"},
+                            {"field": f"{measure}_low", "format": "+.2f"},
+                            {"field": f"{measure}_high", "format": "+.2f"},
+                            {"field": f"{measure}_p_adjusted", "format": ".2g"},
+                        ],
+                    },
+                },
+            ],
+        }
+
+    return {
+        "data": {"name": "rows"},
+        "vconcat": [
+            {"hconcat": [panel(benchmark, *measure) for measure in measures]}
+            for benchmark in benchmarks
+        ],
+    }
+
+
+def geometry_figure(groups: tuple[str, ...], stagnation: bool) -> dict[str, Any]:
+    """Norm against cosine, the two cosines, and stagnation, with a colour per group.
+
+    Rows: the table of `knockout geometry`.
+    """
+    panels = [
+        ("mean_norm", "cos_global_rest", "mean length of g", "cosine with G_global of the rest"),
+        ("count", "norm", "positions", "length of G_v"),
+        ("cos_global_rest", "cos_balanced_rest", "cosine with G_global", "with G_balanced"),
+        ("mean_kl_before", "remaining_kl", "KL before (nats)", "KL left, share")
+        if stagnation
+        else ("mean_kl", "coherence", "mean KL (nats)", "coherence"),
+    ]
+
+    def panel(x: str, y: str, x_title: str, y_title: str) -> Any:
+        log = {"scale": {"type": "log"}}
+        return {
+            "width": 260,
+            "height": 220,
+            "transform": [{"filter": f"isValid(datum.{x}) && isValid(datum.{y})"}],
+            "mark": {"type": "point", "filled": True, "opacity": 0.75},
+            "encoding": {
+                "x": {
+                    "field": x,
+                    "type": "quantitative",
+                    "title": x_title,
+                    **(log if x in ("count", "mean_norm") else {"scale": {"zero": False}}),
+                },
+                "y": {
+                    "field": y,
+                    "type": "quantitative",
+                    "title": y_title,
+                    **(log if y == "norm" else {"scale": {"zero": False}}),
+                },
+                "color": {
+                    "field": "group",
+                    "type": "nominal",
+                    "title": None,
+                    "scale": {"domain": list(groups), "range": _COLOURS},
+                },
+                "tooltip": [{"field": "token"}, {"field": "group"}, {"field": x}, {"field": y}],
+            },
+        }
+
+    made = [panel(*one) for one in panels]
+    return {
+        "data": {"name": "rows"},
+        "vconcat": [{"hconcat": made[:2]}, {"hconcat": made[2:]}],
+    }
