@@ -85,7 +85,7 @@ def orthogonality_figure(benchmarks: list[str]) -> dict[str, Any]:
 
     Rows: `orthogonality`.
     """
-    measures = (
+    measures: tuple[tuple[str, str, float, list[float]], ...] = (
         ("spearman", "Spearman ρ with harm", 0.0, [-1, 1]),
         ("auc", "area for pillars", 0.5, [0, 1]),
     )
