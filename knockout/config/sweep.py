@@ -309,8 +309,8 @@ class Adaptive(_Model):
     """
 
     max_seeds: Count = outputs()
-    """Most seeds of a problem, and so most rounds; takes the place of `seeds`. A benchmark's own
-    `seeds` goes before it."""
+    """Most seeds of a problem, and so most rounds; takes the place of `seeds`. If a
+    benchmark sets `seeds`, that number counts instead."""
     futility: Annotated[Number, Field(gt=0, lt=1)] | None = outputs(None)
     """Drops a candidate once the predicted chance that its effect is seen by `max_seeds` is below
     this, for example 0.05. Off (null), as such a neutral mostly stays `undetermined`, and a race

@@ -102,7 +102,7 @@ class GradientSums:
             device: Of the sums.
         """
         if len(set(type_ids)) != len(type_ids):
-            raise ValueError("a chosen type is there twice")
+            raise ValueError("a type was chosen twice")
         self.counts = counts.to(device)
         self.ids = torch.tensor(list(type_ids), dtype=torch.int64, device=device)
         self.slot = torch.full_like(self.counts, -1)

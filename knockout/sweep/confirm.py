@@ -230,7 +230,7 @@ def _lists(
         else:
             ids = set(read_token_list(Path(what).expanduser()))
         if name in lists:
-            raise UsageError(f"--joint {text}: the name is there twice")
+            raise UsageError(f"--joint {text}: the list contains this name twice")
         if not ids:
             notes.append(f"{name}: no tokens, so there is nothing to ban at once")
             continue

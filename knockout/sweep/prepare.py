@@ -92,7 +92,7 @@ def prepare(sweep: Sweep) -> Prepared:
         ):
             if benchmark.name in {other.name for other in benchmarks}:
                 raise UsageError(
-                    f"benchmarks: {benchmark.name} is there twice, once inside a group"
+                    f"benchmarks: {benchmark.name} is listed twice: by name and as part of a group"
                 )
             benchmarks.append(benchmark)
             planned.append(_plan(benchmark, settings, chat, tokenizer, longest))

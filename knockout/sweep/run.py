@@ -198,7 +198,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
                 sweep.engine.max_num_seqs * getattr(engine, "n_engines", 1), observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
-                # Who stops it while the last grade is written has stopped nothing.
+                # A stop that arrives while the last grade is being written leaves nothing undone.
                 return scheduler.run(_rounds(prepared, ledger, hours)) or _nothing_owed(
                     prepared, ledger, hours
                 )
@@ -278,7 +278,7 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         if scheduler.stopping:
             raise KeyboardInterrupt
-        log.warning("stopping after this step; once more stops at once")
+        log.warning("stopping after this step; press Ctrl-C again to stop at once")
         scheduler.stop()
 
     # A hang-up that is ignored (nohup) stays ignored.

@@ -178,7 +178,9 @@ def read_score_table(path: Path) -> pd.DataFrame:
         raise UsageError(f"{path}: expected whole numbers in token_id: {problem}") from None
     twice = table["token_id"][table["token_id"].duplicated()]
     if len(twice):
-        raise UsageError(f"{path}: token id {twice.iloc[0]} is there twice; expected one row each")
+        raise UsageError(
+            f"{path}: token id {twice.iloc[0]} has two rows; expected one row for each id"
+        )
     return table
 
 
