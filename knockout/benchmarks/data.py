@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError, UsageError, shortened, shown
 
 __all__ = ["REQUIRED", "hub_access", "local_overrides", "short_name"]
 
@@ -62,22 +62,28 @@ def local_overrides(task: str, config: Mapping[str, Any], data_dir: Path | None)
 
 def _check_records(path: Path, fields: Mapping[str, type]) -> None:
     n = 0
-    for row, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {shortened(str(error))}") from None
+    # Not splitlines: a text in JSON may hold rarer line ends as they are.
+    for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         n += 1
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}, line {row}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:
+            why = getattr(error, "msg", shortened(str(error)))
+            raise UsageError(f"{path}, line {row}: not JSON that can be read ({why})") from error
         if not isinstance(record, dict):
-            raise UsageError(f"{path}, line {row}: expected an object, found {record!r:.60}")
+            raise UsageError(f"{path}, line {row}: expected an object, found {shown(record, 60)}")
         for field, kind in fields.items():
             number = kind is str and isinstance(record.get(field), int)
             if not isinstance(record.get(field), kind) and not number:
                 raise UsageError(
                     f"{path}, line {row}: field {field!r} should be a {kind.__name__}, "
-                    f"found {record.get(field)!r:.60}"
+                    f"found {shown(record.get(field), 60)}"
                 )
     if not n:
         raise UsageError(f"{path} holds no records")

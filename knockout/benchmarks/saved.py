@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from knockout.benchmarks.load import golds_warning
-from knockout.errors import UsageError
+from knockout.errors import UsageError, shortened
 from knockout.grading.golds import unreadable_golds
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
 
@@ -109,8 +109,9 @@ def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}, line {n}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+            why = getattr(error, "msg", shortened(str(error)))
+            raise UsageError(f"{path}, line {n}: not JSON that can be read ({why})") from error
         if not isinstance(row, dict) or "response" not in row:
             raise UsageError(f'{path}, line {n}: expected an object with "response"')
         if not isinstance(row["response"], str | None):

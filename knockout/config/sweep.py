@@ -363,7 +363,8 @@ class Sweep(_Model):
     revision: Text | None = outputs(None)
     """Branch, tag or commit of a hub model."""
     trust_remote_code: bool = outputs(False)
-    """Whether code that comes with the model or a task may run on this machine."""
+    """Whether code that comes with a hub model or data set may run on this machine. A local task's own
+    `!function` runs in any case: see docs/security.md."""
     engine: EngineSettings = outputs(default_factory=EngineSettings)
     """The engine."""
     benchmarks: tuple[Annotated[BenchmarkEntry, BeforeValidator(_entry)], ...] = outputs(
