@@ -218,8 +218,8 @@ class FakeServer:
         with torch.inference_mode():
             for _ in range(body["max_tokens"]):
                 row = self._model(torch.tensor([ids])).logits[:, -1].float()
-                raw = row.log_softmax(-1)[0]
                 picked = KnockoutLogitsProcessor([rule])(torch.tensor([ids]), row)
+                raw = picked.log_softmax(-1)[0].clamp(min=-9999.0)
                 token = int(picked.argmax())
                 best = raw.topk(top) if top else None
                 if best is not None:

@@ -61,6 +61,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
                 "--served-model-name", "smol", "--host", "127.0.0.1", "--port", str(port),
                 "--dtype", "float32", "--max-model-len", str(MAX_LEN), "--max-num-seqs", "16",
                 "--block-size", "32", "--enforce-eager", "--max-logprobs", "-1",
+                "--logprobs-mode", "processed_logprobs",
             ],
             stdout=file, stderr=subprocess.STDOUT, env=vllm_environment(folder),
         )  # fmt: skip

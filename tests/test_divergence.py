@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from divergence_oracle import find_divergences, logprobs_needed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import roll, roll_many, support_plain, top_lists
 from scipy import stats
 from test_sampling import samplings
 
-from knockout.method.divergence import find_divergences, logprobs_needed
 from knockout.method.sampling import Sampling, cell_seed, gumbel
 
 PROMPT = 5

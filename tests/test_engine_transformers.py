@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from oracles import pick_plain
-from tiny import EOS, tiny_model
+from tiny import EOS, banned_by, banning, tiny_model
 
 from knockout.engines.base import Completion, Engine, Request, generate
 from knockout.engines.open import open_engine
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
+from knockout.method.interventions import Intervention, ban
 from knockout.method.sampling import Sampling
 from knockout.tokens.checkpoint import load_tokenizer
 
@@ -92,7 +92,7 @@ def by_hand(folder: Path, r: Request, eos: tuple[int, ...] = (EOS,)) -> list[int
         ids = torch.tensor([[*r.prompt, *tokens]])
         with torch.no_grad():
             logits = model(ids, use_cache=False).logits[0, -1]
-        logits[list(r.banned)] = -torch.inf
+        logits[list(banned_by(r))] = -torch.inf
         tokens.append(pick_plain(logits.tolist(), r.sampling, r.seed, ids.shape[1]))
         if tokens[-1] in eos:
             break
@@ -110,7 +110,7 @@ def varied() -> list[Request]:
                 prompt,
                 seed=100 + i,
                 sampling=(GREEDY, OPEN, NARROW)[i % 3],
-                banned=tuple(range(i, i + 40 * (i % 3))),
+                intervention=banning(tuple(range(i, i + 40 * (i % 3)))),
                 max_tokens=6 + i,
             )
         )
@@ -126,7 +126,7 @@ def test_a_mixed_batch_equals_full_forwards(
     for r in requests:
         tokens = found[r.key].tokens.tolist()
         assert tokens == by_hand(folders(kind), r), r.key
-        assert not set(tokens) & set(r.banned)
+        assert not set(tokens) & set(banned_by(r))
         assert found[r.key].n_generated == len(tokens)
 
 
@@ -141,8 +141,12 @@ def test_forks_equal_full_re_runs(kind: str, engines: Callable[[str], Transforme
         banned = (baseline[step],)
         if banned[0] in baseline[:step]:
             continue
-        forks.append(replace(base, key=f"f{step}", prefix=tuple(baseline[:step]), banned=banned))
-        fulls.append(replace(base, key=f"n{step}", banned=banned))
+        forks.append(
+            replace(
+                base, key=f"f{step}", prefix=tuple(baseline[:step]), intervention=banning(banned)
+            )
+        )
+        fulls.append(replace(base, key=f"n{step}", intervention=banning(banned)))
     found = run(engine, *forks, *fulls)
     compared = 0
     for fork, full in zip(forks, fulls, strict=True):
@@ -172,45 +176,51 @@ def test_requests_may_join_while_others_run(
         assert found[r.key].tokens.tolist() == by_hand(folders("llama"), r), r.key
 
 
-def test_reported_log_probabilities_are_the_raw_ones(
-    engine: TransformersEngine, folders: Callable[[str], Path]
-) -> None:
-    r = request("a", (9, 8, 7), banned=tuple(range(150)), logprobs=30)
-    other = request("b", (4, 5), logprobs=3)
-    without = request("c", (4, 5, 6))
-    found = run(engine, r, other, without)
-    assert found["c"].top_ids is None
-    assert found["b"].top_ids is not None
-    assert found["b"].top_ids.shape == (found["b"].n_generated, 3)
-    a = found["a"]
-    assert a.top_ids is not None
-    assert a.top_logprobs is not None
-    assert a.top_ids.dtype == np.int32
-    assert a.top_logprobs.dtype == np.float32
-    assert set(a.top_ids.ravel().tolist()) & set(range(150)), "taken after the ban"
-    model = plain_model(folders("llama"))
-    with torch.no_grad():
-        logits = model(torch.tensor([[*r.prompt, *a.tokens.tolist()]])).logits[0]
-    want = logits[len(r.prompt) - 1 : -1].log_softmax(dim=-1).topk(30, dim=-1)
-    np.testing.assert_allclose(a.top_logprobs, want.values.numpy(), atol=2e-5)
-    np.testing.assert_allclose(
-        want.values.numpy(),
-        logits[len(r.prompt) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(a.top_ids).long()),
-        atol=2e-5,
+def test_it_says_where_watched_interventions_leave(engine: TransformersEngine) -> None:
+    """Against full runs under each of them, from the untouched policy and from a fork."""
+    watch = tuple(
+        [ban((t,)) for t in range(3, 60)]
+        + [ban(tuple(range(s, 300, 7))) for s in range(3)]
+        + [Intervention("penalty", (t, t + 1), strength=1.5) for t in range(60, 90)]
+        + [Intervention("penalty", (t,), strength=-4.0, first_step=2) for t in range(90, 100)]
+        + [Intervention("replace", tuple(range(100, 200)), replacement=7, end_step=4)]
     )
+    for n, (sampling, own) in enumerate(
+        [(OPEN, None), (NARROW, None), (GREEDY, None), (Sampling(1.2, top_p=0.9), ban((5, 9)))]
+    ):
+        base = request("w", (9, 8, 7), seed=40 + n, sampling=sampling, intervention=own)
+        (told,) = run(engine, replace(base, watch=watch)).values()
+        runs = [replace(base, key=str(w), intervention=one) for w, one in enumerate(watch)]
+        found = run(engine, base, *runs)
+        plain = found["w"].tokens.tolist()
+        assert told.tokens.tolist() == plain
+        assert told.early is not None
+        assert told.changes is not None
+        assert not told.early.any()
+        for w in range(len(watch)):
+            other = found[str(w)].tokens.tolist()
+            truth = next(
+                (t for t, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), -1
+            )
+            assert told.changes[w] == truth, (sampling, watch[w])
+        assert (told.changes >= 0).sum() > 5
 
 
 def test_an_end_of_text_token_is_the_last_and_can_be_banned(engine: TransformersEngine) -> None:
     everything_else = tuple(t for t in range(300) if t not in (EOS, 7))
     ends = run(
-        engine, *[request(f"s{s}", (5, 6), seed=s, banned=everything_else) for s in range(8)]
+        engine,
+        *[
+            request(f"s{s}", (5, 6), seed=s, intervention=banning(everything_else))
+            for s in range(8)
+        ],
     )
     stopped = [c for c in ends.values() if c.finish == "stop"]
     assert stopped
     for completion in stopped:
         assert completion.tokens.tolist().index(EOS) == len(completion.tokens) - 1
     only_seven = tuple(t for t in range(300) if t != 7)
-    (never,) = run(engine, request("never", (5, 6), banned=only_seven)).values()
+    (never,) = run(engine, request("never", (5, 6), intervention=banning(only_seven))).values()
     assert never.tokens.tolist() == [7] * 16
     assert never.finish == "length"
 
@@ -243,7 +253,7 @@ def test_what_is_at_its_end_already_comes_back_at_once(engine: TransformersEngin
     prefix = (8, 9, 10)
     found = run(
         engine,
-        request("at max_tokens", (5, 6), prefix=prefix, max_tokens=3, logprobs=4),
+        request("at max_tokens", (5, 6), prefix=prefix, max_tokens=3),
         request("model is full", (5,) * 253, prefix=prefix, max_tokens=99),
         request("prompt too long", (5,) * 400),
         request("ended", (5, 6), prefix=(*prefix, EOS)),
@@ -256,25 +266,24 @@ def test_what_is_at_its_end_already_comes_back_at_once(engine: TransformersEngin
     ]:
         assert (found[key].finish, found[key].n_generated) == (finish, 0), key
     assert found["at max_tokens"].tokens.tolist() == list(prefix)
-    top_ids = found["at max_tokens"].top_ids
-    assert top_ids is not None
-    assert top_ids.shape == (0, 4)
 
 
 def test_the_models_context_limits_the_trajectory(engine: TransformersEngine) -> None:
-    (completion,) = run(engine, request("a", (5,) * 250, banned=(EOS,), max_tokens=99)).values()
+    (completion,) = run(
+        engine, request("a", (5,) * 250, intervention=banning((EOS,)), max_tokens=99)
+    ).values()
     assert (completion.finish, len(completion.tokens)) == ("length", 6)
 
 
 def test_a_bad_request_ends_alone(tmp_path: Path, folders: Callable[[str], Path]) -> None:
     folder = tiny_model(tmp_path, nan_token=123)
     engine = TransformersEngine(str(folder), device="cpu")
-    good = request("good", (5, 6, 7), banned=(123,))
+    good = request("good", (5, 6, 7), intervention=banning((123,)))
     found = run(
         engine,
-        request("nan", (5, 123, 7), logprobs=2),
+        request("nan", (5, 123, 7)),
         good,
-        request("all", (5, 6), banned=tuple(range(300))),
+        request("all", (5, 6), intervention=banning(tuple(range(300)))),
     )
     assert (found["nan"].finish, found["nan"].n_generated) == ("error", 0)
     assert "nan" in str(found["nan"].error)
@@ -286,13 +295,14 @@ def test_a_bad_request_ends_alone(tmp_path: Path, folders: Callable[[str], Path]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"banned": (300,)}, "the ban holds 300; this model's token ids are from 0 to 299"),
-        ({"banned": (-1,)}, "the ban holds -1"),
+        (
+            {"intervention": ban((300,))},
+            "the ban holds 300; this model's token ids are from 0 to 299",
+        ),
         ({"prompt": (5, 999)}, "the prompt holds 999"),
         ({"prompt": ()}, "empty prompt"),
         ({"prefix": (300,)}, "the prefix holds 300"),
         ({"seed": -1}, "seed -1"),
-        ({"logprobs": 301}, "logprobs is 301"),
         ({"stop": ("a", "")}, "empty stop string"),
     ],
 )
@@ -320,7 +330,10 @@ def test_generate_with_our_processor_equals_the_engine(
     from knockout.processors import rule_from_extra_args
     from knockout.processors.transformers import KnockoutLogitsProcessor
 
-    requests = [request("a", (5, 6, 7, 8), banned=(EOS, 9)), request("b", (5, 6), banned=(EOS,))]
+    requests = [
+        request("a", (5, 6, 7, 8), intervention=banning((EOS, 9))),
+        request("b", (5, 6), intervention=banning((EOS,))),
+    ]
     ids = torch.tensor([[5, 6, 7, 8], [EOS, EOS, 5, 6]])
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     rules = [rule_from_extra_args(to_extra_args(r)) for r in requests]

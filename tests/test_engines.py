@@ -11,14 +11,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tiny import embedded
+from tiny import banned_by, banning
 
 from knockout.engines.base import Completion, Engine, Request, generate
 from knockout.engines.transformers import TransformersEngine
 from knockout.engines.vllm import VllmEngine, processor_is_installed
+from knockout.method.interventions import Intervention, ban
 from knockout.method.sampling import Sampling
 
 pytest.importorskip("vllm")
@@ -81,7 +80,6 @@ def bases(prompts: list[tuple[int, ...]]) -> list[Request]:
             seed=1000 + i,
             sampling=sampling,
             max_tokens=N,
-            logprobs=30,
         )
         for i, prompt in enumerate(prompts)
         for name, sampling in (("greedy", GREEDY), ("nucleus", NUCLEUS), ("open", OPEN))
@@ -101,7 +99,7 @@ def knockouts(baselines: dict[str, Completion], bases: list[Request]) -> list[Re
         tokens = baselines[base.key].tokens.tolist()
         for step in (0, min(9, len(tokens) - 1)):
             banned = (tokens[step], 40000 + step)
-            out.append(replace(base, key=f"{base.key} -{step}", banned=banned, logprobs=0))
+            out.append(replace(base, key=f"{base.key} -{step}", intervention=banning(banned)))
     return out
 
 
@@ -133,9 +131,9 @@ def test_no_banned_id_is_ever_emitted(
     for request in knockouts:
         tokens = naive[request.key].tokens.tolist()
         assert tokens
-        assert not set(tokens) & set(request.banned), request.key
+        assert not set(tokens) & set(banned_by(request)), request.key
         before = baselines[request.key.split(" ")[0]].tokens.tolist()
-        assert request.banned[0] in before, "the ban must have had something to do"
+        assert banned_by(request)[0] in before, "the ban must have had something to do"
         assert tokens != before
 
 
@@ -164,7 +162,7 @@ def test_the_same_requests_give_the_same_tokens_in_another_batch(
     engine: VllmEngine, bases: list[Request], baselines: dict[str, Completion]
 ) -> None:
     for base in bases[1:6:2]:
-        (alone,) = run(engine, [replace(base, key="alone", logprobs=0)]).values()
+        (alone,) = run(engine, [replace(base, key="alone")]).values()
         assert alone.tokens.tolist() == baselines[base.key].tokens.tolist()
 
 
@@ -183,26 +181,41 @@ def test_transformers_agrees(
         assert found[request.key].finish == ours.finish
 
 
-def test_log_probabilities_are_those_of_the_model(
-    bases: list[Request], baselines: dict[str, Completion]
+def test_it_says_where_watched_interventions_leave(
+    engine: VllmEngine, bases: list[Request], baselines: dict[str, Completion]
 ) -> None:
-    from transformers import AutoModelForCausalLM
+    """Against full runs under each of them; more are watched than a step can name."""
+    settings = [OPEN, NUCLEUS, Sampling(1.0, top_p=0.95), Sampling(1.5, min_p=0.05)]
+    for n, sampling in enumerate(settings):
+        base = replace(bases[n], key="w", sampling=sampling, max_tokens=16)
+        plain = run(engine, [base])["w"].tokens.tolist()
+        kinds = sorted(set(plain))
+        watch = tuple(
+            [ban((t,)) for t in (*kinds, *range(300, 340))]
+            + [ban((*kinds[:2], 40000)), Intervention("penalty", tuple(kinds), strength=2.0)]
+            + [Intervention("replace", (kinds[0],), replacement=kinds[1], first_step=3)]
+        )
+        (told,) = run(engine, [replace(base, watch=watch)]).values()
+        assert told.tokens.tolist() == plain
+        assert told.changes is not None
+        assert told.early is not None
+        assert not told.early.any()
+        runs = [replace(base, key=str(w), intervention=one) for w, one in enumerate(watch)]
+        for w, other in ((int(k), c.tokens.tolist()) for k, c in run(engine, runs).items()):
+            truth = [t for t, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b]
+            assert told.changes[w] == (truth[0] if truth else -1), (sampling, watch[w])
 
-    model = AutoModelForCausalLM.from_pretrained(embedded(), dtype=torch.float32)
-    for base in bases[:3]:
-        completion = baselines[base.key]
-        tokens = completion.tokens.tolist()
-        top_ids, top_logprobs = completion.top_ids, completion.top_logprobs
-        assert top_ids is not None
-        assert top_logprobs is not None
-        assert top_ids.shape == top_logprobs.shape == (len(tokens), 30)
-        assert (top_ids.dtype, top_logprobs.dtype) == (np.int32, np.float32)
-        with torch.no_grad():
-            logits = model(torch.tensor([[*base.prompt, *tokens]])).logits[0]
-        want = logits[len(base.prompt) - 1 : -1].log_softmax(dim=-1)
-        np.testing.assert_allclose(top_logprobs, want.topk(30, dim=-1).values, atol=2e-3)
-        reported = want.gather(1, torch.from_numpy(top_ids).long())
-        np.testing.assert_allclose(top_logprobs, reported, atol=2e-3)
+
+def test_what_does_not_fit_is_early_never_late(engine: VllmEngine, bases: list[Request]) -> None:
+    base = replace(bases[0], key="w", sampling=OPEN, max_tokens=4)
+    token = int(run(engine, [base])["w"].tokens[0])
+    watch = tuple(ban(tuple(sorted({token, other}))) for other in range(100, 150))
+    watch += tuple(ban((other,)) for other in range(100, 150))
+    (told,) = run(engine, [replace(base, watch=watch)]).values()
+    assert told.changes is not None
+    assert told.early is not None
+    assert told.changes.tolist() == [0] * 100
+    assert told.early.tolist() == [False] * 32 + [True] * 68
 
 
 def test_requests_without_our_keys_are_untouched(
@@ -292,7 +305,7 @@ def test_a_banned_end_of_text_does_not_end_it(
     assert ended, "no baseline ends in time: choose other questions"
     for base in ended:
         assert baselines[base.key].tokens.tolist().index(EOS) == len(baselines[base.key].tokens) - 1
-    found = run(engine, [replace(base, banned=(EOS,)) for base in ended])
+    found = run(engine, [replace(base, intervention=banning((EOS,))) for base in ended])
     for completion in found.values():
         assert EOS not in completion.tokens.tolist()
         assert (completion.finish, len(completion.tokens)) == ("length", N)
@@ -316,8 +329,6 @@ def test_stop_strings_end_baseline_and_fork_alike(
         completion = found[key]
         assert completion.tokens.tolist() == tokens[: cut + 1]
         assert completion.finish == "stop"
-        assert completion.top_ids is not None
-        assert completion.top_ids.shape == (completion.n_generated, 30)
     assert found["other"].tokens.tolist() == tokens
 
 
@@ -328,7 +339,9 @@ def test_a_request_that_cannot_go_on_ends_alone(
     found = run(
         engine,
         [
-            replace(base, key="hopeless", banned=tuple(range(engine.info.vocab_size))),
+            replace(
+                base, key="hopeless", intervention=banning(tuple(range(engine.info.vocab_size)))
+            ),
             replace(base, key="fine"),
         ],
     )
@@ -344,7 +357,9 @@ def test_limits_come_back_at_once(engine: VllmEngine, bases: list[Request]) -> N
         [
             replace(base, key="full", prompt=base.prompt * 8),
             replace(base, key="done", prefix=(504,) * N),
-            replace(base, key="nearly", prompt=(504,) * 254, max_tokens=99, banned=(EOS,)),
+            replace(
+                base, key="nearly", prompt=(504,) * 254, max_tokens=99, intervention=banning((EOS,))
+            ),
         ],
     )
     assert (found["full"].finish, found["full"].n_generated) == ("length", 0)
@@ -354,7 +369,7 @@ def test_limits_come_back_at_once(engine: VllmEngine, bases: list[Request]) -> N
 
 def test_forks_find_their_prefix_in_the_cache(engine: VllmEngine, bases: list[Request]) -> None:
     before = engine.stats()
-    run(engine, [replace(bases[0], prefix=(504, 2988) * 8, logprobs=0)])
+    run(engine, [replace(bases[0], prefix=(504, 2988) * 8)])
     after = engine.stats()
     assert after["prompt_tokens"] - before["prompt_tokens"] == len(bases[0].prompt) + 16
     assert after["cached_tokens"] - before["cached_tokens"] >= 32
@@ -364,22 +379,32 @@ def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ..
     """vLLM's other model runner, interpreted on the CPU, in a process of its own."""
     pytest.importorskip("triton")
     prompt = prompts[1][-12:]
-    base = Request(key="base", prompt=prompt, seed=3, sampling=NUCLEUS, max_tokens=6, logprobs=25)
+    base = Request(key="base", prompt=prompt, seed=3, sampling=NUCLEUS, max_tokens=6)
     greedy = replace(base, key="greedy", sampling=GREEDY)
     found = run(engine, [base, greedy])
     tokens = found["base"].tokens.tolist()
+    watched = sorted({*tokens, 300, 400})
     requests = [
-        base,
+        replace(base, watch=tuple(ban((token,)) for token in watched)),
         greedy,
-        replace(base, key="open", sampling=OPEN, logprobs=0),
-        replace(base, key="full", banned=(tokens[2],)),
-        replace(base, key="fork", banned=(tokens[2],), prefix=tuple(tokens[:2])),
+        replace(base, key="open", sampling=OPEN),
+        replace(base, key="full", intervention=banning((tokens[2],))),
+        replace(base, key="fork", intervention=banning((tokens[2],)), prefix=tuple(tokens[:2])),
     ]
     expected = run(engine, requests)
     script = Path(__file__).with_name("v2_engine.py")
     done = subprocess.run(
         [sys.executable, str(script)],
-        input=json.dumps([asdict(request) for request in requests]),
+        input=json.dumps(
+            [
+                {
+                    **asdict(request),
+                    "banned": banned_by(request),
+                    "watch": [one.token_ids[0] for one in request.watch],
+                }
+                for request in requests
+            ]
+        ),
         capture_output=True,
         text=True,
         timeout=240,
@@ -392,6 +417,8 @@ def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ..
     for request in requests:
         assert result["found"][request.key]["tokens"] == expected[request.key].tokens.tolist()
     assert tokens[2] not in result["found"]["full"]["tokens"]
+    assert expected["base"].changes is not None
+    assert result["found"]["base"]["changes"] == expected["base"].changes.tolist()
 
 
 def test_log_likelihoods_under_a_ban_are_those_of_transformers(

@@ -294,16 +294,16 @@ class Lying:
         elif self.lie == "another prefix" and request.prefix:
             tokens[0] += 1
             changes = {"tokens": tokens}
-        elif self.lie == "banned token" and request.banned:
-            tokens[-1] = request.banned[0]
+        elif self.lie == "banned token" and request.intervention:
+            tokens[-1] = request.intervention.token_ids[0]
             changes = {"tokens": tokens}
-        elif self.lie == "no logprobs" and request.logprobs:
-            changes = {"top_ids": None, "top_logprobs": None}
+        elif self.lie == "no answer" and request.watch:
+            changes = {"changes": None, "early": None}
         self.lies += bool(changes)
         return replace(done, **changes)
 
 
-@pytest.mark.parametrize("lie", ["fewer tokens", "another prefix", "banned token", "no logprobs"])
+@pytest.mark.parametrize("lie", ["fewer tokens", "another prefix", "banned token", "no answer"])
 def test_a_completion_that_cannot_be_true_is_set_aside_with_its_reason(
     engine: TransformersEngine,
     expected: dict[str, list[tuple[Any, ...]]],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import pick_plain
+from tiny import banning
 
 from knockout.engines.base import Request, to_extra_args
 from knockout.errors import KnockoutError
@@ -29,7 +30,7 @@ def _fixed_logits() -> None:
 def coupled(
     banned: tuple[int, ...] = (), seed: int = 5, sampling: Sampling = SAMPLED, name: str = "r"
 ) -> Rule:
-    return Rule(banned=banned, sampling=sampling, seed=seed, name=name)
+    return Rule(intervention=banning(banned), sampling=sampling, seed=seed, name=name)
 
 
 def expected_row(raw: torch.Tensor, rule: Rule | None, position: int) -> torch.Tensor:
@@ -56,12 +57,12 @@ def test_a_request_comes_back_from_its_extra_args() -> None:
         seed=2**62 + 1,
         sampling=Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.01),
         max_tokens=5,
-        banned=(9, 4),
+        intervention=banning((9, 4)),
     )
     args = to_extra_args(request)
     assert all(not isinstance(v, dict) for v in args.values())
     rule = rule_from_extra_args({**args, "somebody_elses": 1})
-    assert rule == Rule((4, 9), request.sampling, request.seed, "bench/3/0")
+    assert rule == Rule(banning((4, 9)), request.sampling, request.seed, "bench/3/0", start=2)
 
 
 def test_requests_without_our_keys_have_no_rule() -> None:
@@ -71,7 +72,7 @@ def test_requests_without_our_keys_have_no_rule() -> None:
 
 def test_a_plain_ban_needs_ids_only() -> None:
     rule = rule_from_extra_args({"knockout_ids": [3, 1, 3]})
-    assert rule == Rule((1, 3), None, 0, "")
+    assert rule == Rule(banning((1, 3)), None, 0, "")
     assert rule is not None
     assert not rule.coupled
 
@@ -106,7 +107,7 @@ def test_wrong_rules_are_refused(args: dict[str, Any], message: str) -> None:
 
 def test_greedy_needs_no_seed() -> None:
     rule = rule_from_extra_args({"knockout_temperature": 0})
-    assert rule == Rule((), Sampling(temperature=0), 0, "")
+    assert rule == Rule(banning(()), Sampling(temperature=0), 0, "")
 
 
 def test_ids_are_checked_against_the_width_of_the_logits() -> None:
@@ -119,7 +120,13 @@ def test_ids_are_checked_against_the_width_of_the_logits() -> None:
 
 
 def test_rows_get_their_own_bans_and_the_rest_is_untouched() -> None:
-    rules = [None, coupled((1, 2)), Rule((0, 39), None, 0, "plain"), coupled((), seed=9), None]
+    rules = [
+        None,
+        coupled((1, 2)),
+        Rule(banning((0, 39)), None, 0, "plain"),
+        coupled((), seed=9),
+        None,
+    ]
     raw = torch.randn(5, V)
     logits = raw.clone()
     Batch(rules, V).apply_(logits, torch.tensor([17, 4]))
@@ -281,7 +288,7 @@ def test_v1_follows_its_batch(vllm: Any) -> None:
     v1.check()
     v1.update(removed=(0,), moved=((2, 0, "UNIDIRECTIONAL"),))
     v1.check()
-    v1.update({1: (Rule((5,), None, 0, "plain"), 2, []), 2: (None, 2, [])})
+    v1.update({1: (Rule(banning((5,)), None, 0, "plain"), 2, []), 2: (None, 2, [])})
     v1.check()
     v1.update({0: (None, 2, [])})  # replaces a coupled request
     v1.check()
@@ -381,7 +388,7 @@ def test_v2_maps_rows_to_slots(vllm: Any) -> None:
     v2 = V2(vllm)
     assert v2.add(3, coupled((1,)))
     assert not v2.add(0, None)
-    assert v2.add(5, Rule((7, 8), None, 0, "plain"))
+    assert v2.add(5, Rule(banning((7, 8)), None, 0, "plain"))
     assert v2.add(1, coupled((), seed=77, sampling=Sampling(temperature=1)))
     v2.check([3, 0, 5, 1], [10, 2, 4, 30])
     v2.check([3, 0, 5, 1], [11, 3, 5, 31])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import banning
 from words import EOS, N_WORDS, word_model
 
 from knockout.engines.base import Completion, EngineInfo, Request, generate
@@ -155,7 +156,7 @@ def test_every_cell_is_there_and_forks_equal_runs_from_scratch(
         alone = [
             Request(
                 key=str(c), prompt=problem.prompt, seed=plan.seed(key), sampling=SAMPLED,
-                max_tokens=problem.max_tokens, banned=candidate.token_ids, stop=problem.stop,
+                max_tokens=problem.max_tokens, intervention=banning(candidate.token_ids), stop=problem.stop,
             )
             for c, candidate in enumerate(plan.candidates)
         ]  # fmt: skip

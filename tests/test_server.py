@@ -16,12 +16,13 @@ import pytest
 import torch
 from local_tasks import IFEVAL, write_tasks
 from server_tools import MAX_LEN, Proxy, vllm_environment, vllm_server, wait_until_healthy
-from tiny import embedded
+from tiny import banning, embedded
 
 import knockout
 from knockout.engines.base import Completion, Request, generate
 from knockout.engines.server import ServerEngine
 from knockout.errors import KnockoutError, UsageError
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 
 pytest.importorskip("vllm")
@@ -106,7 +107,7 @@ def prompt_of(engine: ServerEngine, text: str) -> tuple[int, ...]:
 def base(engine: ServerEngine, n: int = 0, **more: Any) -> Request:
     prompt = prompt_of(engine, f"Name {n + 2} animals.")
     settings = Sampling(0.8, top_k=20)
-    request = Request(f"base {n}", prompt, 100 + n, settings, max_tokens=20, logprobs=24)
+    request = Request(f"base {n}", prompt, 100 + n, settings, max_tokens=20)
     return replace(request, **more)
 
 
@@ -126,42 +127,33 @@ class TestEngine:
         ban = (int(first.tokens[step]),)
         while ban[0] in first.tokens[:step]:
             step, ban = step + 1, (int(first.tokens[step + 1]),)
-        scratch = base(engine, key="scratch", banned=ban)
+        scratch = base(engine, key="scratch", intervention=banning(ban))
         fork = replace(scratch, key="fork", prefix=tuple(first.tokens[:step].tolist()))
         found = run(engine, scratch, fork)
         assert np.array_equal(found["fork"].tokens, found["scratch"].tokens)
         assert ban[0] not in found["fork"].tokens
         assert found["fork"].n_generated == len(found["fork"].tokens) - step
 
-    def test_log_probabilities_are_raw_and_sorted(self, engine: ServerEngine) -> None:
-        (done,) = run(engine, base(engine, banned=(28,))).values()
-        assert done.top_ids is not None
-        assert done.top_logprobs is not None
-        assert done.top_ids.shape == done.top_logprobs.shape == (done.n_generated, 24)
-        assert (np.diff(done.top_logprobs, axis=1) <= 0).all()
-        assert all(token in row for token, row in zip(done.tokens, done.top_ids, strict=True))
-        assert np.exp(done.top_logprobs).sum(axis=1).max() <= 1 + 1e-5
-
-    def test_a_stop_string_may_span_the_fork(self, engine: ServerEngine) -> None:
-        (free,) = run(engine, base(engine)).values()
-        decode = engine.tokenizer.decode
-        cut = 5
-        stop = decode(free.tokens[cut - 1 : cut + 1].tolist())[-4:]
-        whole = run(engine, base(engine, stop=(stop,)))["base 0"]
-        prefix = tuple(free.tokens[:cut].tolist())
-        fork = run(engine, base(engine, stop=(stop,), prefix=prefix))["base 0"]
-        assert np.array_equal(whole.tokens, fork.tokens[: len(whole.tokens)])
-        assert whole.finish == fork.finish == "stop"
-        assert stop in decode(whole.tokens.tolist())
-        assert stop not in decode(whole.tokens[:-1].tolist())
+    def test_it_says_where_watched_bans_leave(self, engine: ServerEngine) -> None:
+        (plain,) = run(engine, base(engine)).values()
+        tokens = plain.tokens.tolist()
+        watch = tuple(ban((t,)) for t in sorted({*tokens, *range(300, 320)}))
+        (told,) = run(engine, base(engine, watch=watch)).values()
+        runs = [base(engine, key=str(w), intervention=one) for w, one in enumerate(watch)]
+        found = run(engine, *runs)
+        assert told.changes is not None
+        for w in range(len(watch)):
+            other = found[str(w)].tokens.tolist()
+            truth = [t for t, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b]
+            assert told.changes[w] == (truth[0] if truth else -1)
 
     def test_wrong_requests_are_refused_before_they_are_sent(self, engine: ServerEngine) -> None:
         with pytest.raises(UsageError, match="token ids are from 0 to 49151"):
-            engine.add(base(engine, banned=(49152,)))
+            engine.add(base(engine, intervention=banning((49152,))))
 
     def test_the_servers_refusal_is_the_requests_error(self, engine: ServerEngine) -> None:
         everything = tuple(range(49152))
-        bad = base(engine, key="bad", banned=everything[:-1], sampling=Sampling(0), logprobs=0)
+        bad = base(engine, key="bad", intervention=banning(everything[:-1]), sampling=Sampling(0))
         found = run(engine, base(engine), bad)
         assert found["base 0"].finish == "length"
         assert set(found["bad"].tokens.tolist()) == {49151}
@@ -177,7 +169,10 @@ class TestSeveralServers:
             found = run(engine, *bases)
             forks = [
                 replace(
-                    b, key=f"fork {i}", prefix=tuple(found[b.key].tokens[:2].tolist()), banned=(i,)
+                    b,
+                    key=f"fork {i}",
+                    prefix=tuple(found[b.key].tokens[:2].tolist()),
+                    intervention=banning((i,)),
                 )
                 for i, b in enumerate(bases)
             ]

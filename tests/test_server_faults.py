@@ -27,6 +27,7 @@ from knockout.engines.server import ServerEngine
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
 from knockout.ledger import Ledger, totals
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.identity import model_fingerprint
 
@@ -70,7 +71,8 @@ def engine(fake: FakeServer, model: Path) -> Iterator[ServerEngine]:
 
 
 def requests(n: int = 3, **more: Any) -> list[Request]:
-    request = Request("r", (2, 4), 1, SAMPLED, 5, logprobs=24)
+    watch = tuple(ban((t,)) for t in range(22))
+    request = Request("r", (2, 4), 1, SAMPLED, 5, watch=watch)
     return [replace(request, key=f"r{i}", prompt=(2, 4 + i), seed=i, **more) for i in range(n)]
 
 
@@ -264,11 +266,11 @@ def test_an_outage_stops_a_run_and_the_same_command_goes_on(
     with FakeServer(words.parent / "model") as fake:
         sweep = served(words, fake.url, outage_limit_s=0.3)
 
-        def after_twenty(_: Any) -> bool:
-            return fake.n_completions > 20
+        def after_forty(_: Any) -> bool:
+            return fake.n_completions > 40  # some twenty of them are the start-up check's
 
         fake.status, fake.misbehave, fake.spoil_probes = 502, 10**6, True
-        fake.picky = after_twenty
+        fake.picky = after_forty
         with pytest.raises(KnockoutError, match="no server has answered for"):
             sweep.run(tmp_path / "run")
         with Ledger.open(tmp_path / "run" / "run.db") as ledger:

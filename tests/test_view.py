@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from browser import Watch, chromium
 from synthetic import write_run
+from tiny import banning
 
 from knockout.config.file import dump_sweep
 from knockout.config.sweep import Sweep
@@ -192,7 +193,7 @@ def real(
         step = base.tolist().index(banned)
         # From scratch: the explorer must come to the same by continuing.
         runs = [
-            request("ban", banned=(banned,)),
+            request("ban", intervention=banning((banned,))),
             request("replace", prefix=(*base[:2].tolist(), *tokenizer.encode(" blue"))),
         ]
         done = {c.key: c.tokens.tolist() for c in generate(engine, runs)}

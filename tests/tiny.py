@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from knockout.engines.base import Request
+from knockout.method.interventions import Intervention, ban
 from knockout.tokens.checkpoint import EMBEDDED, quiet_transformers, resolve_model
 
-__all__ = ["embedded", "tiny_model"]
+__all__ = ["banned_by", "banning", "embedded", "tiny_model"]
 
 EOS = 2
+
+
+def banning(ids: Collection[int]) -> Intervention | None:
+    """The plain ban of some ids, None for none."""
+    return ban(tuple(sorted(set(ids)))) if ids else None
+
+
+def banned_by(request: Request) -> tuple[int, ...]:
+    """The ids that a request bans."""
+    return () if request.intervention is None else request.intervention.token_ids
 
 
 @functools.cache

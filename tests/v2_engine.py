@@ -24,8 +24,11 @@ def main() -> None:
     # This kernel fails when interpreted; the plain torch way is used without it.
     topk_topp_sampler.HAS_TRITON = False
 
+    from tiny import banning
+
     from knockout.engines.base import Request, generate
     from knockout.engines.vllm import VllmEngine
+    from knockout.method.interventions import ban
     from knockout.method.sampling import Sampling
 
     requests = [
@@ -36,14 +39,19 @@ def main() -> None:
             seed=r["seed"],
             sampling=Sampling(**r["sampling"]),
             max_tokens=r["max_tokens"],
-            banned=tuple(r["banned"]),
-            logprobs=r["logprobs"],
+            watch=tuple(ban((t,)) for t in r["watch"]),
+            intervention=banning(r["banned"]),
         )
         for r in json.load(sys.stdin)
     ]
     engine = VllmEngine("smollm2-135m", max_model_len=64, max_num_seqs=8, kv_cache_gib=0.25)
     found = {
-        c.key: {"tokens": c.tokens.tolist(), "finish": c.finish, "error": c.error}
+        c.key: {
+            "tokens": c.tokens.tolist(),
+            "finish": c.finish,
+            "error": c.error,
+            "changes": None if c.changes is None else c.changes.tolist(),
+        }
         for c in generate(engine, requests)
     }
     runner = engine.info.runner

@@ -139,7 +139,7 @@ def status(
             "forks": f"{summary['forks']}, {summary['forks_owed']} owed",
             "inherited": summary["inherited"],
             "tokens": f"{summary['tokens_generated']} generated; {summary['tokens_naive']} naively",
-            "coupling errors": f"{summary['coupling_errors']} of {summary['steps_checked']} steps",
+            "coupling errors": f"{summary['coupling_errors']} of {summary['steps_checked']} forks",
             "fork errors": f"{summary['fork_errors']} of {summary['audited']} audited",
             "working": summary["running"] or "nobody",
             **({} if race is None else {"race": _race(race)}),

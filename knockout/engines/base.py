@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -9,9 +10,23 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from knockout.method.interventions import Intervention
 from knockout.method.sampling import Sampling
+from knockout.processors.rules import watch_of
 
-__all__ = ["Completion", "Engine", "EngineInfo", "Finish", "Request", "generate", "to_extra_args"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineInfo",
+    "Finish",
+    "Request",
+    "generate",
+    "n_reported",
+    "to_extra_args",
+]
+
+# Engines sort and carry this many numbers a step; a single token is seldom in more interventions.
+_MOST_REPORTED = 32
 
 Finish = Literal["stop", "length", "error"]
 
@@ -29,13 +44,15 @@ class Request:
         seed: 63-bit seed of the cell; the same for the baseline and all of its knockouts.
         sampling: Temperature and truncation of the coupled pick.
         max_tokens: Longest trajectory, prefix included.
-        banned: Token ids whose logits are −∞ at every generated step.
+        intervention: What is changed at each generated step; None for the untouched policy.
+        watch: Interventions for which the completion says where the pick under them (instead of
+            the request's own) would differ.
+        think_end: Token ids that close the thinking, for interventions that act in the thinking
+            or in the answer alone; () for none.
         stop: Strings that end the trajectory. Checked on the text of the whole trajectory, so
             that a stop string may span the fork point; the token that completes it is the last.
         stop_after: What closes the thinking: stop strings count only in the answer behind it, or
             where there is no thinking. "" where they count everywhere.
-        logprobs: How many of the highest raw log-probabilities (before ban and temperature) to
-            report for each generated step; 0 for none.
     """
 
     key: str
@@ -44,10 +61,11 @@ class Request:
     sampling: Sampling
     max_tokens: int
     prefix: tuple[int, ...] = ()
-    banned: tuple[int, ...] = ()
+    intervention: Intervention | None = None
     stop: tuple[str, ...] = ()
     stop_after: str = ""
-    logprobs: int = 0
+    watch: tuple[Intervention, ...] = ()
+    think_end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +78,11 @@ class Completion:
             ended it is its last token.
         n_generated: How many of them this request generated: T − len(prefix).
         finish: "stop" (end-of-text token or stop string), "length", or "error".
-        top_ids: (n_generated, L) int32 ids of the highest raw log-probabilities, best first, or
-            None where none were asked for.
-        top_logprobs: (n_generated, L) float32, natural log, of the untouched softmax at
-            temperature 1.
+        changes: (W,) int32, for each watched intervention the first generated step (its index in
+            the whole trajectory) at which the pick would differ, −1 where there is none; None
+            where nothing was watched.
+        early: (W,) bool, where that step is one at which more would differ than an answer can
+            name, so that those not named are taken to differ; None where nothing was watched.
         error: What went wrong, where finish is "error"; tokens then hold what came before.
     """
 
@@ -71,8 +90,8 @@ class Completion:
     tokens: NDArray[np.int32]
     n_generated: int
     finish: Finish
-    top_ids: NDArray[np.int32] | None = None
-    top_logprobs: NDArray[np.float32] | None = None
+    changes: NDArray[np.int32] | None = None
+    early: NDArray[np.bool_] | None = None
     error: str | None = None
 
 
@@ -144,6 +163,21 @@ def to_extra_args(request: Request) -> dict[str, Any]:
         "knockout_top_k": sampling.top_k,
         "knockout_min_p": sampling.min_p,
     }
-    if request.banned:
-        args["knockout_ids"] = list(request.banned)
+    own = request.intervention
+    if own is not None and own.is_plain_ban:
+        args["knockout_ids"] = list(own.token_ids)
+    elif own is not None:
+        args["knockout_intervention"] = json.dumps(own.to_record())
+    if request.watch:
+        args["knockout_watch"] = watch_of(request.watch).text
+        args["knockout_report"] = n_reported(request)
+    if own is not None or request.watch:
+        args["knockout_start"] = len(request.prompt)
+        if request.think_end:
+            args["knockout_think_end"] = list(request.think_end)
     return args
+
+
+def n_reported(request: Request) -> int:
+    """How many watched interventions one step can name; any others that differ count as early."""
+    return min(len(request.watch), _MOST_REPORTED)

@@ -1,100 +1,121 @@
-"""A check at start-up that an engine does what we ask: bans hold, and picks are ours.
+"""A check at start-up that an engine does what we ask, before anything is believed of it.
 
 Engines have been seen to skip custom processors without an error (under speculative decoding, or
-for greedy requests), so no run starts on trust.
+for greedy requests), and to decode a kind of model without its context. So no run starts on trust.
+
+At a very high temperature logits hardly matter: the pick is the largest noise, which is known here
+without any logits. That shows that picks, seeds, positions, bans and the answers to watched
+interventions are ours. Decoding is then compared with fresh forward passes over the same tokens.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 
 from knockout.engines.base import Completion, Engine, Request, generate
 from knockout.errors import KnockoutError
-from knockout.method.sampling import Rows, Sampling, pick
+from knockout.method.interventions import Intervention, ban
+from knockout.method.sampling import Sampling, gumbel
 
 __all__ = ["check_bans_hold"]
 
-_TOP = 24
-_SAMPLING = Sampling(temperature=0.8, top_k=20)
+# So many that a step returns as many numbers as it ever may.
+_WATCHED = 40
+_HOT = Sampling(temperature=1e7)
 _SEED = 20240229
-# Two log-probabilities closer than this may change places by rounding.
-_ROUNDING = 0.05
+_LENGTH = 5
+# Tokens that may come out otherwise when computed again (near ties under rounding) of those
+# compared; a model that decodes without its context is right by luck alone.
+_TRAJECTORIES = 4
+_MOST_OTHERWISE = 0.3
 
 
 def check_bans_hold(engine: Engine) -> None:
-    """Runs a few one-token requests and compares the answers with `sampling.py`.
+    """Runs a few short requests and compares their tokens with what they must be.
 
     Raises:
-        KnockoutError: A banned token came out, or a pick is not ours.
+        KnockoutError: A ban does not hold, a pick is not ours, an answer about a watched
+            intervention is wrong, or decoding does not see its context.
     """
     width = engine.info.vocab_size
     prompt = tuple(int(i) for i in torch.arange(3, 11) * 37 % width)
-    top = min(_TOP, width)
-    plain = Request(
-        key="canary-greedy",
-        prompt=prompt,
-        seed=_SEED,
-        sampling=Sampling(temperature=0),
-        max_tokens=1,
-        logprobs=top,
+    tokens = torch.arange(width)
+    noise = gumbel(torch.tensor(_SEED), torch.tensor(len(prompt)), tokens)
+    first, second, third, *others = noise.topk(min(_WATCHED, width)).indices.tolist()
+    watch: tuple[Intervention, ...] = (
+        ban((first,)),
+        ban((second,)),
+        Intervention("replace", (first,), replacement=third),
     )
-    first = _answer(engine, plain)
-    assert first.top_ids is not None
-    best = int(first.top_ids[0, 0])
-    banned = replace(plain, key="canary-ban", banned=(best,))
-    sampled = replace(plain, key="canary-pick", sampling=_SAMPLING, banned=(best,))
-    answers = {c.key: c for c in generate(engine, [banned, sampled])}
-    for completion in answers.values():
-        if completion.finish == "error":
-            raise _failed(engine, f"a request failed: {completion.error}")
-        if int(completion.tokens[0]) == best:
-            raise _failed(engine, f"token {best} was banned and came out ({completion.key})")
+    watch += tuple(ban((token,)) for token in others)
+    plain = Request("canary-pick", prompt, _SEED, _HOT, max_tokens=1, watch=watch)
+    requests = [
+        plain,
+        replace(plain, key="canary-ban", intervention=watch[0], watch=()),
+        replace(plain, key="canary-fork", intervention=watch[0], watch=watch[:2]),
+    ]
+    found = _run(engine, requests)
+    if int(found["canary-ban"].tokens[0]) == first:
+        raise _failed(engine, f"token {first} was banned and came out")
+    for key, want in (("canary-pick", first), ("canary-ban", second), ("canary-fork", second)):
+        if (token := int(found[key].tokens[0])) != want:
+            raise _failed(engine, f"its token {token} is not the {want} that we picked ({key})")
+    for key, changes in (
+        ("canary-pick", [0, -1, 0] + [-1] * len(others)),
+        ("canary-fork", [-1, 0]),
+    ):
+        told = found[key].changes
+        if told is None or told.tolist() != changes:
+            raise _failed(
+                engine,
+                f"asked which interventions would have changed a pick it answers {told}, not "
+                f"{changes}; its log-probabilities must be the processed ones",
+            )
+    _check_context(engine, prompt)
 
-    if not _matches(first, (), plain):
-        raise _failed(engine, "the greedy token is not the most probable one")
-    for request in (banned, sampled):
-        if not _matches(answers[request.key], request.banned, request):
-            raise _failed(engine, f"its token is not the one that we picked ({request.key})")
+
+def _check_context(engine: Engine, prompt: tuple[int, ...]) -> None:
+    """Compares decoded tokens with the first ones after the same tokens as a fresh prompt."""
+    plain = Request("canary", prompt, _SEED, Sampling(temperature=1.0), max_tokens=_LENGTH)
+    paths = [replace(plain, key=f"canary-{n}", seed=_SEED + n) for n in range(_TRAJECTORIES)]
+    found = _run(engine, paths)
+    again = [
+        replace(
+            path,
+            key=f"{path.key}-{step}",
+            prefix=tuple(found[path.key].tokens[:step].tolist()),
+            max_tokens=step + 1,
+        )
+        for path in paths
+        for step in range(1, len(found[path.key].tokens))
+    ]
+    fresh = _run(engine, again)
+    otherwise = 0
+    for request in again:
+        name, step = request.key.rsplit("-", 1)
+        otherwise += int(fresh[request.key].tokens[-1] != found[name].tokens[int(step)])
+    if otherwise > max(1, _MOST_OTHERWISE * len(again)):
+        raise _failed(
+            engine,
+            f"{otherwise} of {len(again)} decoded tokens differ from a fresh forward pass over the "
+            "tokens before them, so this engine decodes this model without its context",
+        )
 
 
-def _answer(engine: Engine, request: Request) -> Completion:
-    (completion,) = generate(engine, [request])
-    if completion.finish == "error":
-        raise _failed(engine, f"a request failed: {completion.error}")
-    return completion
-
-
-def _matches(answer: Completion, banned: tuple[int, ...], request: Request) -> bool:
-    """Whether the emitted token is the pick from the reported log-probabilities.
-
-    A token that only rounding separates from the pick passes.
-    """
-    assert answer.top_ids is not None
-    assert answer.top_logprobs is not None
-    ids = torch.from_numpy(answer.top_ids[0]).long()
-    row = torch.full((1, int(ids.max()) + 1), -math.inf)
-    row[0, ids] = torch.from_numpy(answer.top_logprobs[0])
-    row[0, list(banned)] = -math.inf
-    rows = Rows([request.sampling], [request.seed])
-    position = torch.tensor([len(request.prompt)])
-    emitted = int(answer.tokens[0])
-    picked = int(pick(row, rows, position)[0])
-    if picked == emitted:
-        return True
-    # Would a change of the size of rounding make it the pick?
-    if emitted >= row.shape[1]:
-        return False
-    row[0, emitted] += _ROUNDING
-    return int(pick(row, rows, position)[0]) == emitted
+def _run(engine: Engine, requests: list[Request]) -> dict[str, Completion]:
+    found = {done.key: done for done in generate(engine, requests)}
+    for done in found.values():
+        if done.finish == "error":
+            raise _failed(engine, f"a request failed: {done.error}")
+    return found
 
 
 def _failed(engine: Engine, what: str) -> KnockoutError:
     info = engine.info
     return KnockoutError(
-        f"the start-up check failed on {info.kind} {info.runner}: {what}. Bans would not be real "
-        "in this engine. Look for speculative decoding, other logits processors, or another "
+        f"the start-up check failed on {info.kind} {info.runner}: {what}. Knockouts would not be "
+        "real in this engine. Look for speculative decoding, other logits processors, or another "
         f"version ({', '.join(f'{k} {v}' for k, v in info.versions.items())})."
     )

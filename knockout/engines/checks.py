@@ -28,16 +28,22 @@ def fault_of(request: Request, done: Completion, eos_ids: Collection[int]) -> st
         return f"{len(tokens)} tokens where at most {request.max_tokens} were asked for"
     if not np.array_equal(tokens[:n_prefix], np.asarray(request.prefix, dtype=np.int32)):
         return "a trajectory with another prefix"
-    if request.banned and np.isin(tokens[n_prefix:], request.banned).any():
+    own = request.intervention
+    if own is not None and own.is_plain_ban and np.isin(tokens[n_prefix:], own.token_ids).any():
         return "a banned token"
     if done.finish == "length" and len(tokens) < request.max_tokens:
         return f"{len(tokens)} of {request.max_tokens} tokens as if they were all"
     if done.finish == "stop" and not request.stop and int(tokens[-1]) not in eos_ids:
         return "a trajectory that stops without an end-of-text token"
-    if request.logprobs:
-        rows = [0 if x is None else len(x) for x in (done.top_ids, done.top_logprobs)]
-        if rows != [done.n_generated] * 2:
-            return f"log-probabilities of {rows[0]} and {rows[1]} steps for {done.n_generated}"
+    if request.watch:
+        n = [0 if x is None else len(x) for x in (done.changes, done.early)]
+        if n != [len(request.watch)] * 2:
+            return f"{n[0]} and {n[1]} answers for {len(request.watch)} watched interventions"
+        assert done.changes is not None
+        if (
+            (done.changes >= len(tokens)) | ((done.changes < n_prefix) & (done.changes != -1))
+        ).any():
+            return "a watched intervention that differs outside of what was generated"
     return None
 
 
@@ -50,6 +56,6 @@ def checked(request: Request, done: Completion, eos_ids: Collection[int]) -> Com
         return done
     prefix = np.asarray(request.prefix, dtype=np.int32)
     return replace(
-        done, tokens=prefix, n_generated=0, finish="error", top_ids=None, top_logprobs=None,
+        done, tokens=prefix, n_generated=0, finish="error", changes=None, early=None,
         error=f"the engine returned {fault}",
     )  # fmt: skip

@@ -18,8 +18,6 @@ __all__ = ["Pair", "Scored", "score_with_model", "score_with_vllm"]
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context (not empty) and of its continuation."""
 
-# Of vLLM 0.32, for `SamplingParams.logprob_token_ids`.
-_MOST_IDS = 128
 # Most numbers in one batch's logits (1 GB in float32).
 _MOST_LOGITS = 2**28
 
@@ -114,9 +112,9 @@ def _forward(
 def score_with_vllm(engine: Any, pairs: Sequence[Pair], banned: Sequence[int]) -> list[Scored]:
     """Scores with vLLM: one one-token request for each token of a continuation.
 
-    Its log-probabilities of prompt tokens know nothing of a ban and leave out the banned ids. So
-    each request asks for the raw log-probabilities of the wanted and the banned ids after the
-    tokens before it, which the prefix cache holds.
+    Its log-probabilities of prompt tokens know nothing of a ban. So each request asks for the
+    processed log-probability of the wanted id after the tokens before it, which the prefix cache
+    holds; a plain ban acts before it is taken.
 
     Args:
         engine: vLLM's `LLMEngine`, idle.
@@ -129,37 +127,29 @@ def score_with_vllm(engine: Any, pairs: Sequence[Pair], banned: Sequence[int]) -
     from vllm import SamplingParams
 
     ban = set(banned)
-    size = _MOST_IDS - 1
-    parts = [list(banned[at : at + size]) for at in range(0, len(banned), size)] or [[]]
-    # vLLM pads the rows of a batch to one length with id 0, so they all get the same.
-    parts = [part + part[-1:] * (len(parts[0]) - len(part)) for part in parts]
-    extra: dict[str, Any] = {"knockout_temperature": 0.0}
-    if banned:
-        extra["knockout_ids"] = list(banned)
     asked: dict[str, int] = {}
     for i, (context, continuation) in enumerate(pairs):
         for j, token in enumerate(continuation):
             if token in ban:
                 continue
-            for k, part in enumerate(parts):
-                key = f"score-{i}-{j}-{k}"
-                asked[key] = token
-                params = SamplingParams(
-                    temperature=0,
-                    max_tokens=1,
-                    logprob_token_ids=[token, *part],
-                    detokenize=False,
-                    extra_args=extra,
-                )
-                prompt = {"prompt_token_ids": [*context, *continuation[:j]]}
-                engine.add_request(key, prompt, params)
-    raw: dict[str, dict[int, float]] = {}
+            key = f"score-{i}-{j}"
+            asked[key] = token
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=1,
+                logprob_token_ids=[token],
+                detokenize=False,
+                extra_args={"knockout_ids": list(banned)} if banned else None,
+            )
+            prompt = {"prompt_token_ids": [*context, *continuation[:j]]}
+            engine.add_request(key, prompt, params)
+    logprob: dict[str, float] = {}
     best: dict[str, int] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
                 piece = output.outputs[0]
-                raw[output.request_id] = {t: e.logprob for t, e in piece.logprobs[0].items()}
+                logprob[output.request_id] = piece.logprobs[0][asked[output.request_id]].logprob
                 best[output.request_id] = piece.token_ids[0]
     results = []
     for i, (_, continuation) in enumerate(pairs):
@@ -168,11 +158,7 @@ def score_with_vllm(engine: Any, pairs: Sequence[Pair], banned: Sequence[int]) -
             if token in ban:
                 total, greedy = -math.inf, False
                 break
-            seen: dict[int, float] = {}
-            for k in range(len(parts)):
-                seen |= raw[f"score-{i}-{j}-{k}"]
-            mass = math.fsum(math.exp(seen[b]) for b in ban)
-            total += seen[token] - math.log1p(-min(mass, 1 - 2**-53))
-            greedy &= best[f"score-{i}-{j}-0"] == token
+            total += logprob[f"score-{i}-{j}"]
+            greedy &= best[f"score-{i}-{j}"] == token
         results.append(Scored(total, greedy))
     return results

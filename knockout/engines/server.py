@@ -17,14 +17,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from knockout.engines.answers import Piece
-from knockout.engines.base import Completion, EngineInfo, Request, generate, to_extra_args
+from knockout.engines.base import Completion, EngineInfo, Request, n_reported, to_extra_args
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.fingerprint import Fingerprint, probe_ids
 from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError, UsageError
-from knockout.method.sampling import Sampling
+from knockout.processors.names import NotProcessed, differing
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
 
@@ -44,8 +44,6 @@ _START_LIMIT_S = 30.0
 _PROBED_S = 1.0
 # Cells whose server is remembered; a fork follows its baseline within seconds.
 _MOST_HOMES = 65_536
-# A log-probability that JSON carries in the place of −∞.
-_NEVER = -9000.0
 
 _Answer = Piece | Refused | Unavailable
 
@@ -192,12 +190,11 @@ class ServerEngine:
         self._check_weights(index)
         self._only = index
         try:
-            self._check_logprobs(server)
             check_bans_hold(self)
         except KnockoutError as error:
             raise KnockoutError(
                 f"{server.url}: {error} Start the server in an environment where knockout-harness "
-                f"is installed, with `{_FLAG} --max-logprobs -1`"
+                f"is installed, with `{_FLAG} --max-logprobs -1 --logprobs-mode processed_logprobs`"
             ) from error
         finally:
             self._only = None
@@ -228,23 +225,6 @@ class ServerEngine:
         """What the weights of each server are, by its address."""
         urls = (server.url for server in self._servers)
         return dict(zip(urls, self._prints, strict=True))
-
-    def _check_logprobs(self, server: Server) -> None:
-        """Log-probabilities must be those before the processors: forks are found from them."""
-        request = Request(
-            key="canary-raw",
-            prompt=(5, 6, 7),
-            seed=0,
-            sampling=Sampling(temperature=0),
-            max_tokens=1,
-            logprobs=2,
-        )
-        (answer,) = generate(self, [request])
-        if answer.finish == "error":
-            raise KnockoutError(f"a request failed: {answer.error}.")
-        assert answer.top_logprobs is not None
-        if float(answer.top_logprobs[0, 1]) < _NEVER:
-            raise KnockoutError("its log-probabilities are processed ones; leave --logprobs-mode.")
 
     # The engine ----------------------------------------------------------------------------------
 
@@ -317,7 +297,14 @@ class ServerEngine:
             raise KnockoutError(f"{answer}. What had finished is in the ledger")
         if isinstance(answer, Refused | Unavailable):
             return self._paths.pop(key).completion("error", str(answer))
-        finish = path.extend(*answer)
+        try:
+            found = differing(*answer, self.info.vocab_size) if path.request.watch else ()
+        except NotProcessed as error:
+            raise KnockoutError(
+                f"a server does not say which interventions matter ({error}): start it with "
+                "--logprobs-mode processed_logprobs"
+            ) from error
+        finish = path.extend(answer.tokens, found)
         if finish is not None:
             return self._paths.pop(key).completion(finish)
         # Its own look at the stop strings ended it too early: it goes on from there.
@@ -359,8 +346,8 @@ class ServerEngine:
             "return_tokens_as_token_ids": True,
             "vllm_xargs": to_extra_args(replace(request, prefix=tuple(path.tokens))),
         }
-        if request.logprobs:
-            body["logprobs"] = request.logprobs
+        if request.watch:
+            body["logprobs"] = min(n_reported(request) + 2, self.info.vocab_size)
         return body
 
     # In the threads ------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knockout.engines.base import Completion, EngineInfo, Finish, Request
 from knockout.errors import UsageError
+from knockout.method.interventions import Intervention
+from knockout.processors.names import Differing
 from knockout.processors.rules import check_ids
 from knockout.tokens.thinking import after_thinking, opened_by
 
@@ -91,9 +92,8 @@ class Trajectory:
         self.limit = min(request.max_tokens, max_model_len - len(request.prompt))
         self._eos_ids = eos_ids
         self._stops = stops
-        # (capacity, L), grown by doubling: a long run holds millions of these steps.
-        self._top_ids = np.empty((0, request.logprobs), dtype=np.int32)
-        self._top_logprobs = np.empty((0, request.logprobs), dtype=np.float32)
+        self._changes = np.full(len(request.watch), -1, dtype=np.int32)
+        self._early = np.zeros(len(request.watch), dtype=bool)
 
     @property
     def n_generated(self) -> int:
@@ -110,60 +110,49 @@ class Trajectory:
                 return "stop"
         return "length" if len(self.tokens) >= self.limit else None
 
-    def extend(
-        self,
-        tokens: Collection[int],
-        top_ids: NDArray[np.int32] | None,
-        top_logprobs: NDArray[np.float32] | None,
-    ) -> Finish | None:
+    def extend(self, tokens: Collection[int], differing: Sequence[Differing] = ()) -> Finish | None:
         """Appends generated tokens, up to the one that ends the trajectory.
 
         Args:
             tokens: n ids.
-            top_ids: (n, L) int32 and
-            top_logprobs: (n, L) float32 of those steps, or None.
+            differing: For each of them, where something is watched, which of the watched
+                interventions would have picked another.
 
         Returns:
             Why it ended, or None.
         """
         ended: Finish | None = None
-        taken = 0
-        for token in tokens:
+        for n, token in enumerate(tokens):
+            if self.request.watch:
+                self._note(differing[n])
             self.tokens.append(int(token))
-            taken += 1
             if ended := self.finish:
                 break
-        if top_ids is not None and top_logprobs is not None:
-            end = self.n_generated
-            if end > len(self._top_ids):
-                self._top_ids = _grown(self._top_ids, end)
-                self._top_logprobs = _grown(self._top_logprobs, end)
-            self._top_ids[end - taken : end] = top_ids[:taken]
-            self._top_logprobs[end - taken : end] = top_logprobs[:taken]
         return ended
+
+    def _note(self, differing: Differing) -> None:
+        step = len(self.tokens)
+        if differing.named:
+            named = np.asarray(differing.named)
+            first = named[self._changes[named] < 0]
+            self._changes[first] = step
+        if differing.and_more:
+            rest = self._changes < 0
+            self._changes[rest] = step
+            self._early[rest] = True
 
     def completion(self, finish: Finish, error: str | None = None) -> Completion:
         """What the engine returns."""
-        top_ids = top_logprobs = None
-        if self.request.logprobs:
-            top_ids = self._top_ids[: self.n_generated].copy()
-            top_logprobs = self._top_logprobs[: self.n_generated].copy()
+        watched = bool(self.request.watch)
         return Completion(
             key=self.request.key,
             tokens=np.asarray(self.tokens, dtype=np.int32),
             n_generated=self.n_generated,
             finish=finish,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            changes=self._changes.copy() if watched else None,
+            early=self._early.copy() if watched else None,
             error=error,
         )
-
-
-def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    """The array with room for at least `rows` rows."""
-    larger = np.empty((max(rows, 2 * len(array), 64), array.shape[1]), dtype=array.dtype)
-    larger[: len(array)] = array
-    return larger
 
 
 def check_request(request: Request, info: EngineInfo, open_keys: Collection[str]) -> None:
@@ -180,16 +169,25 @@ def check_request(request: Request, info: EngineInfo, open_keys: Collection[str]
         raise UsageError(f"{where} has an empty prompt")
     if not 0 <= request.seed < 2**63:
         raise UsageError(f"{where}: seed {request.seed} is not in 0 to 2^63 − 1")
-    if not 0 <= request.logprobs <= width:
-        raise UsageError(f"{where}: logprobs is {request.logprobs}; expected 0 to {width}")
     if "" in request.stop:
         raise UsageError(f"{where} has an empty stop string")
     try:
-        check_ids(request.banned, width=width, where=f"{where}: the ban")
+        for one in {id(i): i for i in (request.intervention, *request.watch) if i}.values():
+            _check_intervention(one, width, where)
         check_ids(request.prompt, width=width, where=f"{where}: the prompt")
         check_ids(request.prefix, width=width, where=f"{where}: the prefix")
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _check_intervention(one: Intervention, width: int, where: str) -> None:
+    """Raises ValueError if an id is outside the logits, or it acts in a part of the text."""
+    what = {"ban": "the ban", "penalty": "the penalty", "replace": "the replacement"}[one.kind]
+    if one.token_ids[-1] >= width or (one.replacement or 0) >= width:
+        check_ids(list(one.token_ids), width=width, where=f"{where}: {what}")
+        check_ids([one.replacement], width=width, where=f"{where}: {what}")
+    if one.where != "everywhere":
+        raise ValueError(f"{where}: {what} acts in the {one.where} alone; no engine does that yet")
 
 
 class Beginnings:

@@ -19,6 +19,7 @@ from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError
 from knockout.processors.batch import Batch
+from knockout.processors.names import Differing
 from knockout.processors.rules import check_ids, rule_from_extra_args
 from knockout.tokens.checkpoint import load_tokenizer, quiet_transformers, resolve_model
 from knockout.tokens.eos import stop_ids
@@ -276,31 +277,21 @@ class TransformersEngine:
     def _emit(self, group: _Group) -> list[Completion]:
         """Picks a token for each row; takes out and returns the rows that it ended."""
         logits = group.logits
-        top = max(path.request.logprobs for path in group.paths)
-        top_ids = top_logprobs = None
-        if top:
-            values, ids = logits.log_softmax(dim=1).topk(top, dim=1)
-            top_logprobs = values.cpu().numpy()
-            top_ids = ids.to(torch.int32).cpu().numpy()
         if group.batch is None:
             rules = [rule_from_extra_args(to_extra_args(path.request)) for path in group.paths]
             group.batch = Batch(rules, logits.shape[1], self._device)
         failures: dict[str, str] = {}
-        picks = group.batch.apply_(logits, group.lengths, failures).tolist()
+        picks, differ = group.batch.decide_(logits, group.lengths, failures)
+        named = [Differing(())] * len(group.paths) if differ is None else differ.by_row()
 
         done: list[Completion] = []
         stay: list[int] = []
-        for row, (path, token) in enumerate(zip(group.paths, picks, strict=True)):
+        for row, (path, token) in enumerate(zip(group.paths, picks.tolist(), strict=True)):
             request = path.request
             if request.key in failures:
                 done.append(path.completion("error", failures[request.key]))
                 continue
-            n = request.logprobs
-            finish = path.extend(
-                [token],
-                top_ids[row : row + 1, :n] if top_ids is not None and n else None,
-                top_logprobs[row : row + 1, :n] if top_logprobs is not None and n else None,
-            )
+            finish = path.extend([token], [named[row]])
             if finish is None:
                 stay.append(row)
             else:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from knockout.engines.base import Completion, EngineInfo, Request, to_extra_args
+from knockout.engines.base import Completion, EngineInfo, Request, n_reported, to_extra_args
 from knockout.engines.canary import check_bans_hold
 from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError
+from knockout.processors.names import Differing, differing
 from knockout.processors.rules import check_ids
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
@@ -128,7 +128,7 @@ class VllmEngine:
             "tensor_parallel_size": tensor_parallel_size,
             "trust_remote_code": trust_remote_code,
             "max_logprobs": -1,
-            "logprobs_mode": "raw_logprobs",
+            "logprobs_mode": "processed_logprobs",
             "logits_processors": [] if processor_is_installed() else [KnockoutProcessor],
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
@@ -218,7 +218,7 @@ class VllmEngine:
             temperature=0,
             max_tokens=path.limit - len(path.tokens),
             stop_token_ids=list(self.info.eos_ids),
-            logprobs=request.logprobs or None,
+            logprobs=_room(request, self.info.vocab_size),
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -265,9 +265,11 @@ class VllmEngine:
         if not path.n_generated:
             self._prompt_tokens += len(output.prompt_token_ids or ())
             self._cached_tokens += output.num_cached_tokens or 0
-        top_ids, top_logprobs = _top(piece, path.request.logprobs)
-        self._forget_logprobs(key)
-        finish = path.extend(piece.token_ids, top_ids, top_logprobs)
+        named: list[Differing] = []
+        if path.request.watch:
+            named = _differing(piece, self.info.vocab_size)
+            self._forget_logprobs(key)
+        finish = path.extend(piece.token_ids, named)
         if finish is not None:
             return self._end(key, finish, abort=not output.finished)
         if output.finished:
@@ -340,16 +342,17 @@ def _quiet_import() -> Iterator[None]:
         yield
 
 
-def _top(piece: Any, top: int) -> tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]:
-    """A step's highest log-probabilities, best first.
+def _room(request: Request, width: int) -> int | None:
+    """How many log-probabilities a step returns: the token, what it names, and "more"."""
+    return min(n_reported(request) + 2, width) if request.watch else None
 
-    vLLM puts the emitted token first and then the `top` highest, whether or not the emitted one
-    is among them.
+
+def _differing(piece: Any, width: int) -> list[Differing]:
+    """Which watched interventions would have changed each of a piece's picks.
+
+    vLLM puts the emitted token first and then the highest ones, the emitted one among them.
     """
-    flat = piece.logprobs
-    if not top or flat is None:
-        return None, None
-    n = len(piece.token_ids)
-    ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(n, top + 1)[:, 1:]
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(n, top + 1)[:, 1:]
-    return ids, logprobs
+    flat, n = piece.logprobs, len(piece.token_ids)
+    ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(n, -1)[:, 1:]
+    logprobs = np.asarray(flat.logprobs, dtype=np.float64).reshape(n, -1)[:, 1:]
+    return differing(piece.token_ids, ids, logprobs, width)

@@ -29,6 +29,7 @@ from knockout.engines.open import open_engine
 from knockout.engines.scoring import Pair
 from knockout.errors import KnockoutError, UsageError
 from knockout.integrations.lm_eval_settings import check_settings, claim_cache, parse_ids
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling, cell_seed
 from knockout.processors.rules import check_ids
 from knockout.sweep.identity import model_fingerprint
@@ -321,7 +322,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
             seed=cell_seed(self.seed, str(instance.task_name), problem, repeat),
             sampling=sampling,
             max_tokens=room,
-            banned=self.banned,
+            intervention=ban(self.banned) if self.banned else None,
             # What stops a response may well stand in its thinking part, so it is looked for later.
             stop=() if self.think_end_token else tuple(until),
         )

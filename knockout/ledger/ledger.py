@@ -196,8 +196,16 @@ class Ledger(Queries):
         forks: Sequence[ForkRow] = (),
         audits: Sequence[AuditRow] = (),
         extended: Sequence[ExtendedCell] = (),
+        checks: Mapping[CellKey, tuple[int, int]] | None = None,
     ) -> None:
         """Writes finished work in one transaction.
+
+        Args:
+            cells: Finished baselines.
+            forks: Finished knockouts of cells that are there or among `cells`.
+            audits: Knockouts that were run again.
+            extended: Cells that now ask more.
+            checks: Forks checked since, and coupling errors found, to be added to their cells.
 
         Raises:
             KnockoutError: The disk is full, or the file damaged or gone; nothing of it is written
@@ -216,6 +224,8 @@ class Ledger(Queries):
             insert(db, "cell", [_cell_values(c) for c in cells])
             for row in extended:
                 _extend_cell(db, row)
+            for key, (checked, errors) in (checks or {}).items():
+                _add_checks(db, key, checked, errors)
             insert(db, "fork",
                 [
                     (
@@ -416,6 +426,15 @@ def _extend_cell(db: sqlite3.Connection, row: ExtendedCell) -> None:
         "n_early": early + row.n_early,
     }
     update(db, "cell", values, where, row.key)
+
+
+def _add_checks(db: sqlite3.Connection, key: CellKey, checked: int, errors: int) -> None:
+    where = "benchmark = ? AND problem = ? AND seed = ?"
+    found = db.execute(f"SELECT n_checked, n_coupling_errors FROM cell WHERE {where}", key)
+    before = found.fetchone()
+    if before is not None:
+        values = {"n_checked": before[0] + checked, "n_coupling_errors": before[1] + errors}
+        update(db, "cell", values, where, key)
 
 
 def _cell_values(cell: CellRow) -> tuple[Any, ...]:

@@ -179,6 +179,10 @@ class Queries:
         """Whether a baseline was right; None where it is missing or was not graded."""
         return self._of_cell("correct", key)
 
+    def has_early(self, key: CellKey) -> bool:
+        """Whether any fork of a cell left for want of room to name it."""
+        return bool(self._of_cell("n_early", key))
+
     def _of_cell(self, column: str, key: CellKey) -> int | None:
         sql = f"SELECT {column} FROM cell WHERE benchmark = ? AND problem = ? AND seed = ?"
         rows = self.query(sql, key)

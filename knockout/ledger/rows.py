@@ -100,8 +100,8 @@ class CellRow:
         error: Why it failed.
         steps: (C,) int32 divergence steps, `INHERITED` or `NOT_ASKED`.
         n_early: Forks at a step where a difference could only not be excluded.
-        n_checked: Steps at which the host recomputed the baseline's pick.
-        n_coupling_errors: Those that came out otherwise.
+        n_checked: Forks whose first own token was compared with the baseline's.
+        n_coupling_errors: Those at which it is the same, so that they left at the wrong step.
     """
 
     key: CellKey

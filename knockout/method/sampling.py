@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knockout.method.support import Top
+
 __all__ = [
     "BadLogits",
     "Rows",
@@ -176,6 +178,27 @@ class Rows:
         largest = max((s.top_k for s in samplings if s.truncates), default=0)
         self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if any(open_tops) else 0)
         self.has_open_top = any(open_tops)
+        self.has_nucleus = any(s.truncates and s.top_p < 1 for s in samplings)
+        self.is_truncated = torch.tensor(
+            [s.truncates for s in samplings], dtype=torch.bool, device=device
+        )
+
+    def take(self, index: Tensor) -> Rows:
+        """The settings of the rows at index (k,), which may repeat."""
+        taken = object.__new__(Rows)
+        for name in ("seeds", "temperature", "top_p", "top_k", "log_min_p", "is_truncated"):
+            setattr(taken, name, getattr(self, name)[index])
+        greedy = taken.temperature == 0
+
+        def where(flags: Tensor) -> Tensor | None:
+            found = flags.nonzero()[:, 0]
+            return found if found.shape[0] else None
+
+        taken.greedy, taken.truncated = where(greedy), where(taken.is_truncated)
+        taken.open = where(~greedy & ~taken.is_truncated)
+        taken.prefix, taken.has_open_top = self.prefix, self.has_open_top
+        taken.has_nucleus = self.has_nucleus
+        return taken
 
     def __len__(self) -> int:
         return self.seeds.shape[0]
@@ -206,7 +229,7 @@ def one_hot_(logits: Tensor, rows: Tensor, picks: Tensor) -> None:
     logits[rows, picks] = 0.0
 
 
-def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
+def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = False) -> Tensor:
     """Picks a token for each row: the coupled sample, or the highest logit where greedy.
 
     Ties: greedy takes the lowest id; top_k keeps all tokens that equal the k-th; at the edge of
@@ -216,6 +239,7 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
         logits: (B, V) float32, bfloat16 or float16, bans applied. Not changed.
         rows: The settings of the B rows.
         positions: (B,) int64; tokens that stand before the one to be picked (prompt included).
+        arbitrary: Rows that cannot be sampled from get an arbitrary token instead of an error.
 
     Returns:
         (B,) int64 token ids.
@@ -250,9 +274,10 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor) -> Tensor:
     bad = ~best.isfinite()
     # The one wait for the device in a step; in nearly all of them there is no trouble.
     if torch.cat([trouble, bad]).any():
-        if bad.any():
+        if bad.any() and not arbitrary:
             raise _bad_logits(best, bad)
-        assert rows.truncated is not None
+        if rows.truncated is None or not trouble.any():
+            return picks
         again = rows.truncated[trouble]
         whole = logits.shape[1]
         chosen, _, _ = _pick_truncated(logits[again], rows, again, positions[again], whole)
@@ -293,40 +318,8 @@ def _pick_truncated(
         (n,) picks; (n,) bool, whether the support was seen whole (else the pick is void);
         (n,) float32 highest logits.
     """
-    width = part.shape[1]
-    prefix = min(prefix, width)
-    values, ids = part.topk(prefix, dim=1)
-    top = values[:, 0].float()
-    # Ties are put in a fixed order, by falling id, whatever topk did with them.
-    ids, order = ids.sort(dim=1, descending=True)
-    values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    ids = ids.gather(1, by_value)
-
-    x = values.to(torch.float64) / rows.temperature[index, None]
-    keep = x >= x[:, :1] + rows.log_min_p[index, None]
-    top_k = rows.top_k[index]
-    limited = (top_k > 0) & (top_k < width)
-    edge = x.gather(1, (top_k - 1).clamp(0, prefix - 1)[:, None])
-    keep &= (x >= edge) | ~limited[:, None]
-
-    weight = torch.where(keep, (x - x[:, :1]).exp(), 0.0)
-    mass = weight.cumsum(dim=1)
-    total = mass[:, -1]
-    if rows.has_open_top and prefix < width:
-        # Without top_k and min_p the nucleus is a share of the whole row's mass.
-        whole = part.float().div(rows.temperature[index, None].float()).logsumexp(dim=1)
-        unlimited = ~limited & (rows.log_min_p[index] == -math.inf)
-        total = torch.where(unlimited, (whole.to(torch.float64) - x[:, 0]).exp(), total)
-    top_p = rows.top_p[index]
-    inside = (mass - weight < (top_p * total)[:, None]) | (top_p >= 1)[:, None]
-    inside[:, 0] = True
-    keep &= inside
-
-    lowest_kept = torch.where(keep, x, math.inf).amin(dim=1)
-    complete = (x[:, -1] < lowest_kept) if prefix < width else torch.ones_like(limited)
-    # A row of −∞ or NaN is reported by the caller, not searched for its support.
-    complete = complete | ~top.isfinite()
-    score = torch.where(
-        keep, x + gumbel(rows.seeds[index, None], positions[:, None], ids), -math.inf
-    )
-    return ids.gather(1, score.argmax(dim=1, keepdim=True))[:, 0], complete, top
+    top = Top(part, rows, index, prefix)
+    keep, complete = top.support()
+    noise = gumbel(rows.seeds[index, None], positions[:, None], top.ids)
+    score = torch.where(keep, top.x + noise, -math.inf)
+    return top.ids.gather(1, score.argmax(dim=1, keepdim=True))[:, 0], complete, top.best

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from knockout.errors import KnockoutError
+from knockout.method.changes import Watched, changes, shift_
 from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
+from knockout.processors.layout import Seen, owned, seen
+from knockout.processors.names import Differing
 from knockout.processors.rules import Rule
 
-__all__ = ["Batch"]
+__all__ = ["Answer", "Batch", "mark_"]
 
 _GREEDY = Sampling(temperature=0)
+# Watched interventions that are picked again together, on rows of their own.
+_APART_AT_ONCE = 8
 
 
 class Batch:
@@ -21,6 +28,7 @@ class Batch:
 
     Attributes:
         coupled: Indices of the rows whose token we pick, ascending.
+        coupled_rows: The same as a tensor.
     """
 
     def __init__(
@@ -33,29 +41,31 @@ class Batch:
             width: Width of the logits. Ids at or above it cannot be emitted, so they are left out.
             device: The logits' device.
         """
-        pairs = [
-            (row, token)
-            for row, rule in enumerate(rules)
-            if rule is not None
-            for token in rule.banned
-            if token < width
-        ]
-        self._rules = rules
-        self._bans: tuple[Tensor, Tensor] | None = None
-        if pairs:
-            rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=device).unbind(1)
-            self._bans = rows.contiguous(), tokens.contiguous()
-        self.coupled = [row for row, rule in enumerate(rules) if rule is not None and rule.coupled]
+        plain = [(n, r) for n, r in enumerate(rules) if r is not None and not r.coupled]
+        self._plain_rows = torch.tensor([n for n, _ in plain], dtype=torch.int64, device=device)
+        self._plain = owned([rule for _, rule in plain], width, device)
+        self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
         self.coupled_rows = torch.tensor(self.coupled, dtype=torch.int64, device=device)
-        ours = [rule for rule in rules if rule is not None and rule.coupled]
+        self._ours = [rule for rule in rules if rule is not None and rule.coupled]
+        self._whole = len(self.coupled) == len(rules)
         self._settings = Rows(
-            [rule.sampling or _GREEDY for rule in ours], [rule.seed for rule in ours], device
+            [rule.sampling or _GREEDY for rule in self._ours],
+            [rule.seed for rule in self._ours],
+            device,
+        )
+        self._owned = owned(self._ours, width, device)
+        self._seen = seen(self._ours, width, device)
+        self._start = torch.tensor(
+            [rule.start or 0 for rule in self._ours], dtype=torch.int64, device=device
         )
 
     def apply_(
         self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None
     ) -> Tensor:
-        """Bans and picks, in place: a coupled row becomes 0 at its pick and −∞ elsewhere.
+        """Intervenes and picks, in place: a coupled row becomes 0 at its token and −∞ elsewhere.
+
+        A row that watches also has −1 in the columns that name the interventions that would have
+        picked another token; see `mark_`.
 
         Args:
             logits: (B, V), any float dtype.
@@ -65,29 +75,166 @@ class Batch:
                 to reason) and emit an arbitrary token, so that the others go on.
 
         Returns:
-            (len(coupled),) int64 picks.
+            (len(coupled),) int64 tokens.
 
         Raises:
             KnockoutError: A row cannot be sampled from and `failures` is None; names the request.
         """
-        if self._bans is not None:
-            ban_(logits, *self._bans)
+        tokens, answer = self.decide_(logits, positions, failures)
+        if self.coupled:
+            one_hot_(logits, self.coupled_rows, tokens)
+        if answer is not None:
+            found = answer.found
+            mark_(
+                logits, self.coupled_rows[found.member], tokens[found.member], found, answer.differ
+            )
+        return tokens
+
+    def decide_(
+        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None
+    ) -> tuple[Tensor, Answer | None]:
+        """`apply_` without writing the answer into the rows, whose contents are then of no use."""
+        if self._plain is not None:
+            ban_(logits, self._plain_rows[self._plain.member], self._plain.token)
         if not self.coupled:
-            return self.coupled_rows
-        whole = len(self.coupled) == logits.shape[0]
-        part = logits if whole else logits[self.coupled_rows]
+            return self.coupled_rows, None
+        part = logits if self._whole else logits[self.coupled_rows]
+        steps, found = positions - self._start, self._seen
+        raw = part.clone() if found is not None and found.any_apart else part
+        self._intervene_(part, steps)
         picks = self._pick(part, positions, failures)
-        one_hot_(logits, self.coupled_rows, picks)
-        return picks
+        tokens = self._replaced(picks, steps)
+        if found is None:
+            return tokens, None
+        return tokens, Answer(
+            found, self._differ(part, raw, positions, steps, picks, tokens, found), len(self._ours)
+        )
+
+    def _intervene_(self, part: Tensor, steps: Tensor) -> None:
+        own = self._owned
+        if own is None:
+            return
+        if own.shift is None and own.scope is None:
+            ban_(part, own.member, own.token)
+            return
+        shift = own.shift
+        if shift is None:
+            shift = torch.full(own.token.shape, -math.inf, device=part.device)
+        if own.scope is not None:
+            shift = torch.where(own.scope.active(steps[own.member]), shift, 0.0)
+        shift_(part, own.member, own.token, shift)
+
+    def _replaced(self, picks: Tensor, steps: Tensor) -> Tensor:
+        """What is emitted for each pick."""
+        own = self._owned
+        if (
+            own is None
+            or own.replaced_member is None
+            or own.replaced_token is None
+            or own.replacement is None
+        ):
+            return picks
+        member = own.replaced_member
+        hit = torch.eq(picks[member], own.replaced_token)
+        if own.replaced_scope is not None:
+            hit &= own.replaced_scope.active(steps[member])
+        return picks.index_add(0, member, torch.where(hit, own.replacement - picks[member], 0))
+
+    def _differ(
+        self, part: Tensor, raw: Tensor, positions: Tensor, steps: Tensor, picks: Tensor,
+        tokens: Tensor, found: Seen,
+    ) -> Tensor:  # fmt: skip
+        """(P,) bool, which watched interventions would have made another token come out."""
+        watched = Watched(found.member, found.kind, found.strength, found.entry, found.token)
+        active = None
+        if found.scoped or found.any_apart:
+            active = found.scope.active(steps[found.member])
+        if not found.any_apart:
+            differ = changes(part, self._settings, positions, picks, watched)
+            return differ if active is None else differ & active
+        assert active is not None
+        differ = torch.zeros_like(found.apart)
+        index = (~found.apart & active).nonzero()[:, 0]
+        if index.shape[0]:
+            differ[index] = changes(part, self._settings, positions, picks, watched.take(index))
+        for index in torch.split(found.apart.nonzero()[:, 0], _APART_AT_ONCE):
+            some = watched.take(index)
+            again = raw[some.row]
+            shift = torch.where(some.kind == 1, -some.strength, -math.inf)
+            shift = torch.where(active[index] & (some.kind != 2), shift, 0.0)[some.entry]
+            shift_(again, some.entry, some.token, shift)
+            settings = self._settings.take(some.row)
+            picked = pick(again, settings, positions[some.row], arbitrary=True)
+            hit = some.any(some.token == picked[some.entry]) & (some.kind == 2) & active[index]
+            emitted = torch.where(hit, found.replacement[index], picked)
+            differ[index] = emitted != tokens[some.row]
+        return differ
 
     def _pick(self, part: Tensor, positions: Tensor, failures: dict[str, str] | None) -> Tensor:
         while True:
             try:
                 return pick(part, self._settings, positions)
             except BadLogits as bad:
-                rule = self._rules[self.coupled[bad.row]]
-                assert rule is not None
+                rule = self._ours[bad.row]
                 if failures is None:
                     raise KnockoutError(f"{rule}: {bad.reason}") from bad
                 failures[rule.name] = bad.reason
                 part[bad.row] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which watched interventions would have made another token come out.
+
+    Attributes:
+        found: What is watched.
+        differ: (P,) bool.
+        n_rows: Coupled rows.
+    """
+
+    found: Seen
+    differ: Tensor
+    n_rows: int
+
+    def by_row(self) -> list[Differing]:
+        """For each coupled row, the places in its watch list of those that differ."""
+        index = self.differ.nonzero()[:, 0]
+        rows: list[list[int]] = [[] for _ in range(self.n_rows)]
+        for row, place in torch.stack(
+            [self.found.member[index], self.found.index[index]], 1
+        ).tolist():
+            rows[row].append(place)
+        return [Differing(named) for named in rows]
+
+
+def mark_(logits: Tensor, rows: Tensor, tokens: Tensor, found: Seen, differ: Tensor) -> None:
+    """Names the interventions that differ in the columns of rows that `one_hot_` made, in place.
+
+    Intervention w of a watch list is named in column w of those that are not the emitted token's,
+    as −1 (in a vocabulary of fewer columns: as −2^k in column w − k (V − 2)). The last such
+    column says that more differ than the row can name. `names_of` reads it back.
+
+    Args:
+        logits: (B, V).
+        rows: (P,) row of each watched intervention.
+        tokens: (P,) what its row emits.
+        found: What is watched.
+        differ: (P,) bool.
+    """
+    room = logits.shape[1] - 2
+    count = torch.nn.functional.pad(differ.to(torch.int64).cumsum(0), (1, 0))
+    rank = count[1:] - count[found.start]
+    named = differ & (rank <= found.report)
+    column = found.index % room
+    column = column + (column >= tokens)
+    if found.most <= room:
+        logits[rows, column] = torch.where(named, -1.0, -math.inf).to(logits.dtype)
+    else:
+        value = torch.zeros_like(logits)
+        power = (found.index // room).to(logits.dtype).exp2()
+        value.index_put_((rows, column), torch.where(named, power, 0.0), accumulate=True)
+        logits.copy_(torch.where(value > 0, -value, logits))
+    more = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+    more.index_add_(0, rows, (differ & ~named).to(torch.int64))
+    last = room + (room >= tokens)
+    logits[rows, last] = torch.where(more[rows] > 0, -1.0, -math.inf).to(logits.dtype)

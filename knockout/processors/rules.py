@@ -8,13 +8,18 @@ greedy so that it takes it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+from torch import Tensor
+
+from knockout.method.interventions import Intervention, ban
 from knockout.method.sampling import Sampling
 
-__all__ = ["KEYS", "Rule", "check_ids", "rule_from_extra_args"]
+__all__ = ["KEYS", "Rule", "Watch", "check_ids", "rule_from_extra_args", "watch_of"]
 
 KEYS = (
     "knockout_ids",
@@ -24,26 +29,69 @@ KEYS = (
     "knockout_top_k",
     "knockout_min_p",
     "knockout_name",
+    "knockout_intervention",
+    "knockout_watch",
+    "knockout_report",
+    "knockout_think_end",
+    "knockout_start",
 )
 _PREFIX = "knockout_"
+_COUPLED_ONLY = (
+    "knockout_intervention",
+    "knockout_watch",
+    "knockout_report",
+    "knockout_think_end",
+    "knockout_start",
+)
 _TRUNCATION = ("knockout_top_p", "knockout_top_k", "knockout_min_p")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One request's ban and, where it is coupled, its sampling.
+class Watch:
+    """What a request watches.
 
     Attributes:
-        banned: Token ids, each once, ascending.
+        interventions: In the order in which they are reported.
+        text: The same as JSON, as it travels; equal texts are one object in a process.
+    """
+
+    interventions: tuple[Intervention, ...] = field(compare=False)
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.interventions)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One request's intervention and, where it is coupled, its sampling.
+
+    Attributes:
+        intervention: What is changed, if anything; a plain ban where not coupled.
         sampling: Settings of the coupled pick, or None where the engine samples.
         seed: Seed of the noise; 0 where nothing is sampled.
         name: What errors call the request.
+        watch: The interventions that would change the pick are reported.
+        report: How many of them a step can name.
+        think_end: Token ids that close the thinking; () for none.
+        start: Position of the trajectory's first step; None for the first generated token.
     """
 
-    banned: tuple[int, ...]
+    intervention: Intervention | None
     sampling: Sampling | None
     seed: int
     name: str
+    watch: Watch | None = None
+    report: int = 0
+    think_end: tuple[int, ...] = ()
+    start: int | None = None
+    cache: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The ids of a plain ban, () where there is none."""
+        own = self.intervention
+        return own.token_ids if own is not None and own.is_plain_ban else ()
 
     @property
     def coupled(self) -> bool:
@@ -51,10 +99,39 @@ class Rule:
         return self.sampling is not None
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.banned[:8]))
-        if len(self.banned) > 8:
-            shown += f", ... ({len(self.banned)} ids)"
-        return f"request {self.name or '(unnamed)'} (banned: {shown or 'nothing'})"
+        own = self.intervention
+        ids = () if own is None else own.token_ids
+        shown = ", ".join(map(str, ids[:8]))
+        if len(ids) > 8:
+            shown += f", ... ({len(ids)} ids)"
+        what = "banned" if own is None or own.kind == "ban" else own.kind
+        return f"request {self.name or '(unnamed)'} ({what}: {shown or 'nothing'})"
+
+
+def watch_of(interventions: tuple[Intervention, ...]) -> Watch:
+    """Encodes a watch list; the last ones asked for are kept, since all baselines share one."""
+    known = _encoded.get(id(interventions))
+    if known is None or known.interventions is not interventions:
+        if len(_encoded) >= _MOST_ENCODED:
+            _encoded.clear()
+        text = json.dumps([one.to_record() for one in interventions], separators=(",", ":"))
+        known = _encoded[id(interventions)] = Watch(interventions, text)
+    return known
+
+
+# Each entry keeps its tuple alive, so that an id belongs to it alone.
+_encoded: dict[int, Watch] = {}
+_MOST_ENCODED = 4096
+
+
+@lru_cache(maxsize=4096)
+def _watch_from_text(text: str) -> Watch:
+    return Watch(tuple(Intervention.from_record(one) for one in json.loads(text)), text)
+
+
+@lru_cache(maxsize=4096)
+def _intervention_from_text(text: str) -> Intervention:
+    return Intervention.from_record(json.loads(text))
 
 
 def check_ids(ids: Any, *, width: int | None = None, where: str = "knockout_ids") -> list[int]:
@@ -108,12 +185,12 @@ def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
     banned = tuple(check_ids(ours.get("knockout_ids", ())))
 
     if "knockout_temperature" not in ours:
-        stray = [k for k in ("knockout_seed", *_TRUNCATION) if k in ours]
+        stray = [k for k in ("knockout_seed", *_TRUNCATION, *_COUPLED_ONLY) if k in ours]
         if stray:
             raise ValueError(f"{', '.join(stray)} without knockout_temperature changes nothing")
         if not banned:
             raise ValueError("knockout_ids is empty; expected at least one token id")
-        return Rule(banned=banned, sampling=None, seed=0, name=name)
+        return Rule(ban(banned), sampling=None, seed=0, name=name)
 
     top_k = ours.get("knockout_top_k", 0)
     if type(top_k) is not int:
@@ -135,4 +212,41 @@ def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
         raise ValueError("knockout_temperature without knockout_seed; coupled noise needs a seed")
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ValueError(f"knockout_seed is {seed!r}; expected a whole number, 0 to 2^63 − 1")
-    return Rule(banned=banned, sampling=sampling, seed=seed, name=name)
+    own, watch = _interventions(ours, banned)
+    think_end = ours.get("knockout_think_end", ())
+    _ = check_ids(think_end, where="knockout_think_end")
+    scoped = [i for i in (own, *(watch.interventions if watch else ())) if i is not None]
+    if any(i.where != "everywhere" for i in scoped):
+        raise ValueError("an intervention in the thinking or answer alone is not possible yet")
+    if "knockout_start" not in ours and any(i.first_step or i.end_step for i in scoped):
+        raise ValueError("an intervention between steps needs knockout_start, the prompt's length")
+    return Rule(
+        own, sampling, seed, name, watch=watch,
+        report=_count(ours, "knockout_report", len(watch) if watch else 0),
+        think_end=tuple(think_end),
+        start=None if "knockout_start" not in ours else _count(ours, "knockout_start", 0),
+    )  # fmt: skip
+
+
+def _count(ours: Mapping[str, Any], key: str, default: int) -> int:
+    value = ours.get(key, default)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{key} is {value!r}; expected a whole number, 0 or more")
+    return value
+
+
+def _interventions(
+    ours: Mapping[str, Any], banned: tuple[int, ...]
+) -> tuple[Intervention | None, Watch | None]:
+    """A coupled request's own intervention and what it watches."""
+    own = ban(banned) if banned else None
+    key = "knockout_intervention"
+    try:
+        if (text := ours.get("knockout_intervention")) is not None:
+            if own is not None:
+                raise ValueError("it does not go with knockout_ids")
+            own = _intervention_from_text(text)
+        key, text = "knockout_watch", ours.get("knockout_watch")
+        return own, None if text is None else _watch_from_text(text)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{key} is no intervention as JSON: {error}") from None

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from knockout.method.divergence import first_pick
-
 __all__ = ["Cost", "cost_from_frequency", "cost_from_trajectories", "rates_of"]
 
 Floats = NDArray[np.float64]
@@ -109,3 +107,26 @@ def cost_from_frequency(rates: ArrayLike, length: float) -> Cost:
     forks = -np.expm1(-rate)
     share = 1.0 - np.where(rate > 0, forks / np.where(rate > 0, rate, 1.0), 1.0)
     return Cost(forks, share * length, length)
+
+
+def first_pick(tokens: NDArray[np.int64], bans: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """First step at which each ban's token was picked.
+
+    Args:
+        tokens: (T,) int64.
+        bans: C sets of token ids, none of them empty.
+
+    Returns:
+        (C,) int64 steps, T where none was picked.
+    """
+    if not bans:
+        return np.empty(0, dtype=np.int64)
+    never = len(tokens)
+    flat = np.concatenate([np.asarray(ban, dtype=np.int64) for ban in bans])
+    starts = np.cumsum([0] + [len(ban) for ban in bans[:-1]])
+    first = np.full(len(flat), never, dtype=np.int64)
+    if never:
+        kinds, at = np.unique(tokens, return_index=True)
+        slot = np.searchsorted(kinds, flat).clip(max=len(kinds) - 1)
+        first = np.where(kinds[slot] == flat, at[slot], never)
+    return np.asarray(np.minimum.reduceat(first, starts))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knockout.ledger import AuditRow, CellKey, ForkRow
-from knockout.method.divergence import Divergences
 from knockout.sweep.owed import Owed
 
-__all__ = ["Cell", "Job", "Snapshot", "first_difference"]
+__all__ = ["Cell", "Divergences", "Job", "Snapshot", "first_difference"]
 
 NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
@@ -57,16 +56,27 @@ class Standing:
         return tuple((self._names[c], self._net[c]) for c in order if self._net[c] > 0)
 
 
+class Divergences(NamedTuple):
+    """Where each candidate leaves a baseline: (C,) int32 steps, −1 for never; (C,) bool, early."""
+
+    step: NDArray[np.int32]
+    early: NDArray[np.bool_]
+
+
 @dataclass(slots=True)
 class Cell:
-    """A cell that is being worked on; forks wait with their rows until its own is written."""
+    """A cell that is being worked on; forks wait with their rows until its own is written.
+
+    `early` says which of the steps were taken for want of room; None where that is not known any
+    more (a cell of an earlier session).
+    """
 
     key: CellKey
     asked: NDArray[np.bool_]
     audited: NDArray[np.bool_]
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     steps: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
-    divergences: Divergences | None = None
+    early: NDArray[np.bool_] | None = None
     correct: int | None = None
     written: bool = False
     owed: Owed | None = None  # what waits for a replay

@@ -28,10 +28,11 @@ from knockout.ledger import (
     ForkRow,
     Ledger,
 )
-from knockout.method.divergence import Divergences, find_divergences, logprobs_needed
+from knockout.method.interventions import Intervention
 from knockout.sweep.jobs import (
     NO_TOKENS,
     Cell,
+    Divergences,
     Job,
     Snapshot,
     Standing,
@@ -95,8 +96,9 @@ class Scheduler:
         observe: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
         for c in plan.candidates:
-            if not c.intervention.is_plain_ban or c.members:
-                raise KnockoutError(f"{c.name}: the engines of this version only ban")
+            if c.members or c.intervention.where != "everywhere":
+                what = "pairs" if c.members else f"interventions in the {c.intervention.where}"
+                raise KnockoutError(f"{c.name}: {what} cannot be run yet")
         self.plan, self.ledger, self.engine, self.grader = plan, ledger, engine, grader
         self.tokenizer = tokenizer
         self.most_open = max_num_seqs + _LOOKAHEAD
@@ -114,7 +116,9 @@ class Scheduler:
         self._last_commit = self._looked = time.monotonic()
         self._n_cells = self._n_forks = self._tokens = 0
         self._standing = Standing([c.name for c in plan.candidates])
-        self._largest_ban = max((len(c.token_ids) for c in plan.candidates), default=1)
+        # One tuple for all baselines, so that an engine reads it once.
+        self._watch = tuple(c.intervention for c in plan.candidates)
+        self._checks: dict[CellKey, tuple[int, int]] = {}
         self._ban_texts = [
             [tokenizer.decode([t]) for t in c.token_ids if t < len(tokenizer)]
             for c in plan.candidates
@@ -188,6 +192,8 @@ class Scheduler:
                 continue
             cell.tokens, cell.steps = self.ledger.trajectory(item.key), item.steps
             cell.written, cell.correct = True, self.ledger.cell_grade(item.key)
+            if not self.ledger.has_early(item.key):
+                cell.early = np.zeros(len(self.plan.candidates), dtype=bool)
             # An audit can be there before its fork, whose grade it does not wait for.
             cell.audited[self.ledger.audits_of(item.key)] = False
             if not item.new:
@@ -213,7 +219,9 @@ class Scheduler:
         key, problem = job.cell.key, self.plan.problem(job.cell.key)
         sampling = self.plan.benchmarks[key.benchmark].sampling
         baseline = job.kind in ("baseline", "replay")
-        wants_logprobs = baseline and self.plan.strategy == "fork"
+        own: Intervention | None = None
+        if not baseline:
+            own = self.plan.candidates[job.candidate].intervention
         request = Request(
             key=job.key,
             prompt=problem.prompt,
@@ -221,10 +229,10 @@ class Scheduler:
             seed=self.plan.seed(key),
             sampling=sampling,
             max_tokens=problem.max_tokens,
-            banned=() if baseline else self.plan.candidates[job.candidate].token_ids,
+            intervention=own,
             stop=problem.stop,
             stop_after=(problem.think_end or "") if problem.thinks else "",
-            logprobs=logprobs_needed(sampling, self._largest_ban) if wants_logprobs else 0,
+            watch=self._watch if baseline and self.plan.strategy == "fork" else (),
         )
         with self._engine_failures():
             self.engine.add(request)
@@ -281,8 +289,9 @@ class Scheduler:
             self._failed_cell(cell, done.error or "the engine gave no reason", done)
             return
         cell.tokens = done.tokens
-        cell.divergences = self._divergences(cell, done)
-        cell.steps = np.where(cell.asked, cell.divergences.step, NOT_ASKED).astype(np.int32)
+        found = self._divergences(done)
+        cell.early = found.early
+        cell.steps = np.where(cell.asked, found.step, NOT_ASKED).astype(np.int32)
         self._knock_out(cell, cell.asked)
         self._submit_answer(job, done)
 
@@ -302,13 +311,15 @@ class Scheduler:
             anew = Cell(cell.key, asked, audit_mask(self.plan, cell.key))
             self._baseline(Job(anew, "baseline"), done)
             return
-        self._place_new(cell, self._divergences(cell, done))
+        self._place_new(cell, self._divergences(done))
 
     def _place_new(self, cell: Cell, found: Divergences) -> None:
         item, new = cell.owed, np.zeros(len(cell.steps), dtype=bool)
         assert item is not None
         new[list(item.new)] = True
         cell.steps = np.where(new, found.step, cell.steps).astype(np.int32)
+        if cell.early is not None:
+            cell.early = np.where(new, found.early, cell.early)
         n_early = int((found.early & new & (cell.steps >= 0)).sum())
         self._extended.append(ExtendedCell(cell.key, cell.steps, n_early))
         self._knock_out(cell, new)
@@ -322,22 +333,15 @@ class Scheduler:
             self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
 
     def _from_scratch(self) -> Divergences:
-        n = len(self.plan.candidates)
-        return Divergences(np.zeros(n, dtype=np.int32), np.zeros(n, dtype=bool), 0, 0)
+        n = len(self._watch)
+        return Divergences(np.zeros(n, dtype=np.int32), np.zeros(n, dtype=bool))
 
-    def _divergences(self, cell: Cell, done: Completion) -> Divergences:
+    def _divergences(self, done: Completion) -> Divergences:
         if self.plan.strategy == "naive":
             return self._from_scratch()
-        return find_divergences(
-            done.tokens,
-            done.top_ids,
-            done.top_logprobs,
-            [candidate.token_ids for candidate in self.plan.candidates],
-            self.plan.benchmarks[cell.key.benchmark].sampling,
-            seed=self.plan.seed(cell.key),
-            first_position=len(self.plan.problem(cell.key).prompt),
-            vocab_size=self.engine.info.vocab_size,
-        )
+        assert done.changes is not None
+        assert done.early is not None
+        return Divergences(done.changes, done.early)
 
     def _fork(self, job: Job, done: Completion) -> None:
         if done.finish == "error":
@@ -350,6 +354,15 @@ class Scheduler:
         if job.cell.audited[job.candidate]:
             self._ready.append(Job(job.cell, "audit", job.candidate, 0, done.tokens))
         self._submit_answer(job, done)
+
+    def _check_coupling(self, cell: Cell, fork: ForkRow) -> None:
+        """A fork's first own token must be another than the baseline's, unless it is early."""
+        if self.plan.strategy == "naive" or cell.early is None or cell.early[fork.candidate]:
+            return
+        if len(fork.tokens) and fork.finish != "error":
+            same = bool(fork.tokens[0] == cell.tokens[fork.step])
+            checked, errors = self._checks.get(cell.key, (0, 0))
+            self._checks[cell.key] = (checked + 1, errors + same)
 
     def _submit_answer(self, job: Job, done: Completion) -> None:
         key = job.cell.key
@@ -386,8 +399,7 @@ class Scheduler:
             )  # fmt: skip
             self._write(cell, row)
             return
-        assert cell.divergences is not None
-        found = cell.divergences
+        assert cell.early is not None
         self._cells.append(
             CellRow(
                 cell.key,
@@ -399,9 +411,7 @@ class Scheduler:
                 grade.extracted,
                 None,
                 cell.steps,
-                int((found.early & (cell.steps >= 0)).sum()),
-                found.n_checked,
-                found.n_coupling_errors,
+                int((cell.early & (cell.steps >= 0)).sum()),
             )
         )
         self._n_cells += 1
@@ -440,6 +450,7 @@ class Scheduler:
         elif isinstance(row, ForkRow):
             self._forks.append(row)
             self._n_forks += 1
+            self._check_coupling(cell, row)
             self._standing.count(row.candidate, cell.correct, row.correct)
         else:
             self._audits.append(row)
@@ -454,8 +465,11 @@ class Scheduler:
 
     def _commit(self) -> None:
         if self._cells or self._forks or self._audits or self._extended:
-            self.ledger.commit(self._cells, self._forks, self._audits, self._extended)
+            self.ledger.commit(
+                self._cells, self._forks, self._audits, self._extended, checks=self._checks
+            )
             self._cells, self._forks, self._audits, self._extended = [], [], [], []
+            self._checks = {}
         self._last_commit = time.monotonic()
 
     def _finish_grading(self) -> None:

@@ -12,8 +12,8 @@ from knockout.sweep.results import luck_of
 
 __all__ = ["summarise"]
 
-# Above these shares the user is told. A coupling error means that the host and the engine
-# disagree about a pick; in float32 there are next to none.
+# Above these shares the user is told. A coupling error means that a fork's first own token is the
+# baseline's: the engine's two passes disagree about a pick; in float32 there are next to none.
 _MOST_COUPLING_ERRORS = 0.001
 _MOST_FORK_ERRORS = 0.02
 _MOST_UNFINISHED = 0.2
@@ -125,8 +125,8 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     found = []
     if state.coupling_errors > _MOST_COUPLING_ERRORS * state.steps_checked:
         found.append(
-            f"{state.coupling_errors} of {state.steps_checked} picks of the baselines came out "
-            "otherwise when computed again: forks may start too late. float32, or an engine that "
+            f"{state.coupling_errors} of {state.steps_checked} forks begin with the baseline's own "
+            "token: its logits came out otherwise when computed again. float32, or an engine that "
             "does not depend on the batch, helps"
         )
     if state.fork_errors > _MOST_FORK_ERRORS * state.audited:

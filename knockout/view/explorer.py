@@ -13,6 +13,7 @@ import numpy as np
 from knockout.engines.base import Engine, Request
 from knockout.errors import KnockoutError, UsageError
 from knockout.ledger import CellKey
+from knockout.method.interventions import Intervention
 from knockout.method.sampling import Sampling
 from knockout.report.source import open_ledger
 from knockout.report.trajectories import PairKey
@@ -104,7 +105,8 @@ class Explorer:
                 return None
             ids = list(job.ids)
             found = {"state": job.state, "message": job.message, "ids": ids}
-        banned = list(job.request.banned)
+        asked = job.request.intervention
+        banned = [] if asked is None else list(asked.token_ids)
         return {**found, "banned": banned, "vocab": self._live.texts.vocab({*ids, *banned})}
 
     def stop(self, number: int) -> None:
@@ -145,7 +147,7 @@ class Explorer:
             sampling=sampling,
             max_tokens=max(most, len(prefix) + 1),
             prefix=tuple(prefix),
-            banned=tuple(sorted({*own, *ban})),
+            intervention=_ban_of((*own, *ban)),
         )
 
     def _tokens_of(self, text: str) -> list[int]:
@@ -204,7 +206,7 @@ class Explorer:
                 sampling=asked.sampling,
                 max_tokens=min(len(tokens) + piece, asked.max_tokens),
                 prefix=tuple(tokens),
-                banned=asked.banned,
+                intervention=asked.intervention,
             )
             engine.add(part)
             done = []
@@ -228,3 +230,7 @@ class Explorer:
     def _tell(self, job: Exploration, state: str, message: str) -> None:
         with self._lock:
             job.state, job.message = state, message
+
+
+def _ban_of(ids: tuple[int, ...]) -> Intervention | None:
+    return Intervention("ban", tuple(sorted(set(ids)))) if ids else None

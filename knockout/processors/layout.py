@@ -1,0 +1,261 @@
+"""Interventions as tensors: what a batch adds to logits, replaces, and watches.
+
+Everything that depends on one request alone is made once and kept with its rule; a batch only
+joins what its rules hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knockout.method.interventions import Intervention
+from knockout.processors.rules import Rule
+
+__all__ = ["Owned", "Seen", "owned", "seen"]
+
+_KINDS = {"ban": 0, "penalty": 1, "replace": 2}
+_NEVER_ENDS = 2**62
+
+# What one watch list means on top of one own intervention; see `_seen_of`.
+_seen_cache: dict[tuple[object, ...], _OneSeen] = {}
+_MOST_SEEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Steps at which each of k interventions acts: (k,) int64 each."""
+
+    first: Tensor
+    end: Tensor
+
+    def active(self, step: Tensor) -> Tensor:
+        """(k,) bool. step (k,) int64."""
+        return (step >= self.first) & (step < self.end)
+
+
+def _scope(some: Sequence[Intervention], device: torch.device | str) -> Scope:
+    ends = [_NEVER_ENDS if one.end_step is None else one.end_step for one in some]
+    return Scope(
+        torch.tensor([one.first_step for one in some], dtype=torch.int64, device=device),
+        torch.tensor(ends, dtype=torch.int64, device=device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The own interventions of some members.
+
+    Attributes:
+        member, token: (N,) int64 entries that are shifted.
+        shift: (N,) float32 what is added to their logits; None where all of it is −∞.
+        scope: Of each entry; None where all act always.
+        replaced_member, replaced_token, replacement: (R,) int64 entries that are replaced after
+            the pick; None where there are none.
+        replaced_scope: Of those.
+    """
+
+    member: Tensor
+    token: Tensor
+    shift: Tensor | None
+    scope: Scope | None
+    replaced_member: Tensor | None
+    replaced_token: Tensor | None
+    replacement: Tensor | None
+    replaced_scope: Scope | None
+
+
+def _ids(rule: Rule, width: int, device: torch.device | str) -> Tensor:
+    """The ids of a rule's own intervention that the logits have, made once for each rule."""
+    key = ("ids", width, str(device))
+    found = rule.cache.get(key)
+    if found is None:
+        own = rule.intervention
+        ids = [] if own is None else [t for t in own.token_ids if t < width]
+        found = rule.cache[key] = torch.tensor(ids, dtype=torch.int64, device=device)
+    return found
+
+
+def owned(rules: Sequence[Rule], width: int, device: torch.device | str) -> Owned | None:
+    """Lays out the own interventions of members; None where there are none."""
+    have = [(m, rule) for m, rule in enumerate(rules) if rule.intervention is not None]
+    if not have:
+        return None
+
+    def join(some: Sequence[tuple[int, Rule]]) -> tuple[Tensor, Tensor, Tensor]:
+        ids = [_ids(rule, width, device) for _, rule in some]
+        sizes = torch.tensor([len(one) for one in ids], dtype=torch.int64, device=device)
+        members = torch.tensor([m for m, _ in some], dtype=torch.int64, device=device)
+        n = sum(len(one) for one in ids)
+        index = torch.arange(len(some), device=device)
+        of = index.repeat_interleave(sizes, output_size=n)
+        token = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=device)
+        return of, members, token
+
+    def scope_of(some: Sequence[tuple[int, Rule]], of: Tensor) -> Scope | None:
+        interventions = [rule.intervention for _, rule in some if rule.intervention is not None]
+        if all(one.first_step == 0 and one.end_step is None for one in interventions):
+            return None
+        scope = _scope(interventions, device)
+        return Scope(scope.first[of], scope.end[of])
+
+    shifts = [(m, r) for m, r in have if r.intervention and r.intervention.kind != "replace"]
+    of, members, token = join(shifts)
+    shift = None
+    if any(rule.intervention and rule.intervention.kind == "penalty" for _, rule in shifts):
+        amounts = [
+            -rule.intervention.strength
+            if rule.intervention and rule.intervention.strength is not None
+            else -math.inf
+            for _, rule in shifts
+        ]
+        shift = torch.tensor(amounts, dtype=torch.float32, device=device)[of]
+    out = Owned(
+        members[of] if shifts else of, token, shift, scope_of(shifts, of), None, None, None, None
+    )
+    replacing = [(m, r) for m, r in have if r.intervention and r.intervention.kind == "replace"]
+    if not replacing:
+        return out
+    of, members, token = join(replacing)
+    to = [r.intervention.replacement if r.intervention else 0 for _, r in replacing]
+    to_tensor = torch.tensor(to, dtype=torch.int64, device=device)
+    return Owned(
+        out.member, out.token, out.shift, out.scope,
+        members[of], token, to_tensor[of], scope_of(replacing, of),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _OneSeen:
+    """One watch list on top of one own intervention, as tensors."""
+
+    kind: Tensor
+    strength: Tensor
+    replacement: Tensor
+    scope: Scope
+    apart: Tensor
+    entry: Tensor
+    token: Tensor
+    any_apart: bool
+    scoped: bool
+
+
+def _on_top(own: Intervention | None, other: Intervention) -> tuple[int, ...] | None:
+    """The ids that `other` changes beyond `own`; None where it is no extension of it."""
+    if own is None:
+        return other.token_ids
+    if (
+        own.kind, own.strength, own.replacement, own.where, own.first_step, own.end_step
+    ) != (
+        other.kind, other.strength, other.replacement, other.where, other.first_step,
+        other.end_step,
+    ):  # fmt: skip
+        return None
+    mine, more = set(own.token_ids), set(other.token_ids)
+    return tuple(sorted(more - mine)) if mine <= more else None
+
+
+def _seen_of(rule: Rule, width: int, device: torch.device | str) -> _OneSeen:
+    assert rule.watch is not None
+    key = (rule.intervention, rule.watch.text, width, str(device))
+    found = _seen_cache.get(key)
+    if found is not None:
+        return found
+    if len(_seen_cache) >= _MOST_SEEN:
+        _seen_cache.clear()
+    some = rule.watch.interventions
+    ids = [_on_top(rule.intervention, one) for one in some]
+    flat = [one.token_ids if more is None else more for one, more in zip(some, ids, strict=True)]
+
+    def whole(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    found = _OneSeen(
+        kind=whole([_KINDS[one.kind] for one in some]),
+        strength=torch.tensor(
+            [one.strength or 0.0 for one in some], dtype=torch.float64, device=device
+        ),
+        replacement=whole([-1 if one.replacement is None else one.replacement for one in some]),
+        scope=_scope(some, device),
+        apart=torch.tensor([more is None for more in ids], device=device),
+        entry=whole([w for w, tokens in enumerate(flat) for t in tokens if t < width]),
+        token=whole([t for tokens in flat for t in tokens if t < width]),
+        any_apart=any(more is None for more in ids),
+        scoped=any(one.first_step or one.end_step is not None for one in some),
+    )
+    _seen_cache[key] = found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The watched interventions of some members, one after the other: P in all.
+
+    Attributes:
+        member: (P,) int64.
+        index: (P,) int64 place in the member's own watch list.
+        kind, strength, replacement: (P,) what each does.
+        scope: Of each; `scoped` says whether any does not act always.
+        apart: (P,) bool, those that are no extension of the member's own intervention.
+        entry, token: (N,) int64.
+        start: (P,) int64, the first of the same member's.
+        report: (P,) int64, how many the member can name.
+        any_apart: Whether any is apart.
+        most: Interventions of the longest list.
+    """
+
+    member: Tensor
+    index: Tensor
+    kind: Tensor
+    strength: Tensor
+    replacement: Tensor
+    scope: Scope
+    apart: Tensor
+    entry: Tensor
+    token: Tensor
+    start: Tensor
+    report: Tensor
+    any_apart: bool
+    scoped: bool
+    most: int
+
+
+def seen(rules: Sequence[Rule], width: int, device: torch.device | str) -> Seen | None:
+    """Lays out what members watch; None where nothing is watched."""
+    have = [(m, rule) for m, rule in enumerate(rules) if rule.watch is not None]
+    if not have:
+        return None
+    ones = [_seen_of(rule, width, device) for _, rule in have]
+    sizes, starts, at = [len(one.kind) for one in ones], [], 0
+    for size in sizes:
+        starts.append(at)
+        at += size
+
+    def spread(values: Sequence[int]) -> Tensor:
+        column = torch.tensor(values, dtype=torch.int64, device=device)
+        return column.repeat_interleave(torch.tensor(sizes, device=device), output_size=at)
+
+    start = spread(starts)
+    return Seen(
+        member=spread([m for m, _ in have]),
+        index=torch.arange(at, device=device) - start,
+        kind=torch.cat([one.kind for one in ones]),
+        strength=torch.cat([one.strength for one in ones]),
+        replacement=torch.cat([one.replacement for one in ones]),
+        scope=Scope(
+            torch.cat([one.scope.first for one in ones]),
+            torch.cat([one.scope.end for one in ones]),
+        ),
+        apart=torch.cat([one.apart for one in ones]),
+        entry=torch.cat([one.entry + n for one, n in zip(ones, starts, strict=True)]),
+        token=torch.cat([one.token for one in ones]),
+        start=start,
+        report=spread([rule.report for _, rule in have]),
+        any_apart=any(one.any_apart for one in ones),
+        scoped=any(one.scoped for one in ones),
+        most=max(sizes),
+    )
