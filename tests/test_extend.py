@@ -79,6 +79,7 @@ def content(out: Path) -> dict[str, list[tuple[Any, ...]]]:
                     row["candidate"] = name[row["candidate"]]
                 if table == "cell":
                     del row["steps"], row["n_inherited"], row["n_forks"], row["n_early"]
+                    del row["n_checked"], row["n_coupling_errors"]
                 rows[table].append(tuple(sorted(row.items())))
         keys, steps = ledger.decided()
         rows["steps"] = [
