@@ -194,6 +194,27 @@ class Run:
         with self._ledger() as ledger:
             return verdict_table(ledger, chosen)
 
+    def interactions(self, *, alpha: float | None = None) -> pd.DataFrame:
+        """What each pair of `candidates.pairs` does beyond what its members do alone.
+
+        Args:
+            alpha: Error level of the intervals, instead of the run's own.
+
+        Returns:
+            A row for each benchmark and pair: benchmark, pair, first, second, n_problems,
+            delta_first, delta_second, delta_pair, interaction (Δ_AB − Δ_A − Δ_B, on cells with all
+            four grades), ci_low, ci_high, p_value, p_adjusted (Benjamini-Hochberg over the pairs of
+            the benchmark). No rows without pairs.
+        """
+        from knockout.ledger import grade_cubes
+        from knockout.verdicts.interactions import build_interactions
+
+        level = self.sweep.verdict.alpha if alpha is None else alpha
+        if not 0 < level < 1:
+            raise UsageError(f"interactions: alpha is {alpha!r}; expected between 0 and 1")
+        with self._ledger() as ledger:
+            return build_interactions(grade_cubes(ledger), level)
+
     def summary(self) -> pd.Series:
         """Counts of the run as they are now: the content of `summary.json`, by name."""
         import pandas as pd
