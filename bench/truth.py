@@ -15,21 +15,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from bench.planted.decode import Cells
 from bench.planted.report import write_report
 from bench.planted.sample import Job, candidate_sets, run
-from bench.planted.trial import (
-    Size,
-    Table,
-    confirmations,
-    pairs_found,
-    races,
-    seeds_compared,
-    sweeps,
-)
+from bench.planted.trial import Size, Table, judge, seeds_compared
 from knockout.planted import MODEL_FOLDER
 from knockout.planted.language import Language, load_language
 
@@ -37,7 +28,7 @@ __all__ = ["main"]
 
 RESULTS = Path("results/known-truth")
 WORK = Path("runs/known-truth")
-ALONE = ("wait", "guess", "leap", "well", "so + thus")
+ALONE = ("wait", "guess", "so + thus")
 """Candidates whose Δ is measured a second time, every trajectory from its first token."""
 
 
@@ -62,7 +53,10 @@ def main(*arguments: str) -> None:
     parser.add_argument("--truth", type=int, default=_Plan.truth, help="problems of the truth")
     parser.add_argument("--alone", type=int, default=_Plan.alone)
     parser.add_argument("--wide", type=int, default=_Plan.wide[0], help="problems × 4 seeds")
-    parser.add_argument("--deep", type=int, default=_Plan.deep[0], help="problems × 16 seeds")
+    parser.add_argument(
+        "--deep", type=int, default=_Plan.deep[0], help="problems × 16 seeds; 0: none"
+    )
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sweeps", type=int, default=_Plan.sweeps, help="of each size")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -75,24 +69,26 @@ def main(*arguments: str) -> None:
 def _truth(given: argparse.Namespace) -> None:
     language = load_language(given.model / "language.json")
     sets = candidate_sets(language)
-    cells = run(Job("truth", given.model, seed=1001, n=given.truth), given.work)
+    cells = run(Job("truth", given.model, seed=1001, n=given.truth), given.work, given.processes)
     table = _effects(cells, language)
     checks = []
     for name in ALONE:
         index = list(sets).index(name)
         slug = name.replace(" + ", "-")
-        base = run(Job("alone-baseline", given.model, seed=2001, n=given.alone), given.work)
         job = Job(f"alone-{slug}", given.model, seed=2001, n=given.alone, only=name)
-        banned = run(job, given.work)
-        d = banned.baseline.astype(float) - base.baseline
+        banned = run(job, given.work, given.processes).baseline.astype(float)
+        delta = float(banned.mean() - cells.baseline.mean())
         row = table.iloc[index]
-        error = math.hypot(float(d.std(ddof=1)) / math.sqrt(len(d)), float(row["se"]))
+        error = math.hypot(
+            float(banned.std(ddof=1)) / math.sqrt(len(banned)),
+            float(cells.knockout[index].std(ddof=1)) / math.sqrt(given.truth),
+        )
         checks.append(
             {
                 "candidate": name,
-                "delta": round(float(d.mean()), 5),
-                "truth": row["delta"],
-                "z": round((float(d.mean()) - row["delta"]) / error, 2),
+                "delta": round(delta, 5),
+                "truth": float(row["delta"]),
+                "z": round((delta - float(row["delta"])) / error, 2),
             }
         )
     table.to_csv(given.out / "truth.csv", index=False)
@@ -133,29 +129,22 @@ def _trial(given: argparse.Namespace) -> None:
     sets = candidate_sets(load_language(given.model / "language.json"))
     truth = pd.read_csv(given.out / "truth.csv")
     wide_job = Job("wide", given.model, seed=11, n=given.wide, repeats=4, coupled=True)
-    deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
     wide = Table(run(wide_job, given.work), 4, sets)
-    deep = Table(run(deep_job, given.work), 16, sets)
-    n = given.sweeps
-    records = []
-    for table, size in (
-        (deep, Size(30, 16)),
-        (wide, Size(100, 3)),
-        (wide, Size(500, 1)),
-        (wide, Size(500, 3)),
-    ):
-        records += list(sweeps(table, size, n, 0))
-        print(f"{size}: {n} sweeps judged", flush=True)
-    found = pd.DataFrame(records)
-    raced = pd.DataFrame([*races(deep, Size(30, 16), n, 0), *races(deep, Size(200, 8), n, 0)])
-    again = pd.DataFrame(
-        [*confirmations(deep, Size(30, 8), n, 0), *confirmations(wide, Size(500, 1), n, 0)]
-    )
-    pairs = pd.concat(
-        [
-            pairs_found(wide, size, n, 0).assign(size=str(size))
-            for size in (Size(100, 3), Size(500, 1), Size(500, 3))
+    tables = [(wide, [Size(100, 3), Size(500, 1), Size(500, 3)])]
+    if given.deep:
+        deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
+        tables.insert(0, (Table(run(deep_job, given.work), 16, sets), [Size(30, 16)]))
+
+    def judged(kind: str, chosen: dict[int, list[Size]]) -> pd.DataFrame:
+        parts = [
+            judge(kind, table, chosen[table.shape[1]], given.sweeps, given.processes)
+            for table, _ in tables
+            if chosen.get(table.shape[1])
         ]
-    )
+        return pd.concat(parts, ignore_index=True)
+
+    found = judged("sweeps", {table.shape[1]: sizes for table, sizes in tables})
+    again = judged("confirmations", {4: [Size(500, 1)], 16: [Size(30, 8)]})
+    pairs = judged("pairs", {4: [Size(500, 1)]})
+    raced = judged("races", {4: [Size(500, 4)], 16: [Size(30, 16)]})
     write_report(given.out, truth, found, raced, again, pairs, seeds_compared(wide))
-    np.testing.assert_equal(len(truth), len(sets))

@@ -14,7 +14,7 @@ from knockout.files import write_text
 
 __all__ = ["write_report"]
 
-_NEUTRAL = ("filler", "unused", "interchangeable marker", "finisher")
+_NEUTRAL = ("filler", "unused")
 _CLASSES = (
     ("Δ ≤ −.05", lambda t: t.delta <= -0.05),
     ("−.05 < Δ ≤ −.015", lambda t: (t.delta > -0.05) & (t.delta <= -0.015)),
@@ -40,6 +40,8 @@ def write_report(
     each = _by_candidate(judged)
     sizes = _by_size(judged, truth)
     racing, confirm = _racing(raced, truth), _confirm(again, truth)
+    shares = ["pillar", "pillar_members_neutral", "interaction_seen"]
+    pairs = pairs.groupby(["size", "pair"], sort=False)[shares].mean().reset_index()
     pairs = pairs.merge(
         truth[["candidate", "delta", "se"]].rename(columns={"candidate": "pair"}), on="pair"
     )

@@ -8,6 +8,7 @@ than all of them together, which leaves shares unbiased.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from knockout.tokens.candidates import Candidate
 from knockout.verdicts.race import settle_cube
 from knockout.verdicts.table import build_verdicts
 
-__all__ = ["Size", "Table", "confirmations", "pairs_found", "races", "seeds_compared", "sweeps"]
+__all__ = ["Size", "Table", "judge", "seeds_compared"]
 
 MARGIN = 0.02
 _RULE = VerdictRule(rule="fdr", margin=MARGIN)
@@ -120,9 +121,9 @@ class Table:
         )
 
 
-def sweeps(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, Any]]:
+def sweeps(table: Table, size: Size, indexes: Sequence[int], seed: int) -> Iterator[dict[str, Any]]:
     """A record per sweep, arm and candidate."""
-    for index in range(n):
+    for index in indexes:
         rng = np.random.default_rng([seed, size.problems, size.seeds, index])
         problems, seeds = table.draw(size, rng)
         spent, full = table.tokens_of(problems, seeds)
@@ -150,33 +151,26 @@ def sweeps(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, An
                 }  # fmt: skip
 
 
-def pairs_found(table: Table, size: Size, n: int, seed: int) -> pd.DataFrame:
-    """Share of sweeps in which a pair is called a pillar while neither member is called at all."""
-    hidden = np.zeros(len(table.pairs))
-    called = np.zeros(len(table.pairs))
-    apart = np.zeros(len(table.pairs))
-    for index in range(n):
+def pairs_found(
+    table: Table, size: Size, indexes: Sequence[int], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Whether a pair is called a pillar, while neither member is called at all."""
+    for index in indexes:
         rng = np.random.default_rng([seed, 1, size.problems, size.seeds, index])
         problems, seeds = table.draw(size, rng)
         singles = build_verdicts([table.cube(table.singles, problems, seeds)], _RULE)
         pairs = build_verdicts([table.cube(table.pairs, problems, seeds)], _RULE)
         alone = dict(zip(singles["candidate"], singles["verdict_fdr"], strict=True))
-        pillar = (pairs["verdict_fdr"] == "strong_pillar").to_numpy()
-        neutral = np.array(
-            [all(alone[m] == "neutral" for m in name.split(" + ")) for name in pairs["candidate"]]
-        )
-        called += pillar
-        hidden += pillar & neutral
-        apart += _interact(table, problems, seeds)
-    names = [table.names[i] for i in table.pairs]
-    return pd.DataFrame(
-        {
-            "pair": names,
-            "pillar": called / n,
-            "pillar_members_neutral": hidden / n,
-            "interaction_seen": apart / n,
-        }
-    )
+        apart = _interact(table, problems, seeds)
+        for name, verdict, interacts in zip(
+            pairs["candidate"], pairs["verdict_fdr"], apart.tolist(), strict=True
+        ):
+            pillar = verdict == "strong_pillar"
+            neutral = all(alone[member] == "neutral" for member in name.split(" + "))
+            yield {
+                "size": str(size), "sweep": index, "pair": name, "pillar": pillar,
+                "pillar_members_neutral": pillar and neutral, "interaction_seen": interacts,
+            }  # fmt: skip
 
 
 def _interact(table: Table, problems: NDArray[Any], seeds: NDArray[Any]) -> NDArray[np.bool_]:
@@ -199,9 +193,9 @@ def _interact(table: Table, problems: NDArray[Any], seeds: NDArray[Any]) -> NDAr
     return np.array(seen)
 
 
-def races(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, Any]]:
+def races(table: Table, size: Size, indexes: Sequence[int], seed: int) -> Iterator[dict[str, Any]]:
     """Adaptive sweeps: what is settled after which round, and what they generate."""
-    for index in range(n):
+    for index in indexes:
         rng = np.random.default_rng([seed, 2, size.problems, size.seeds, index])
         problems, seeds = table.draw(size, rng)
         cube = table.cube(table.singles, problems, seeds)
@@ -220,9 +214,11 @@ def races(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, Any
             }  # fmt: skip
 
 
-def confirmations(table: Table, size: Size, n: int, seed: int) -> Iterator[dict[str, Any]]:
+def confirmations(
+    table: Table, size: Size, indexes: Sequence[int], seed: int
+) -> Iterator[dict[str, Any]]:
     """What one sweep calls, measured again on the same problems with as many fresh seeds."""
-    for index in range(n):
+    for index in indexes:
         rng = np.random.default_rng([seed, 3, size.problems, size.seeds, index])
         problems, seeds = table.draw(Size(size.problems, 2 * size.seeds), rng)
         first, fresh = (
@@ -259,3 +255,37 @@ def seeds_compared(table: Table) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+_KINDS = {
+    "sweeps": sweeps,
+    "races": races,
+    "confirmations": confirmations,
+    "pairs": pairs_found,
+}
+_AT_ONCE = 10  # sweeps of a piece of work
+_table: Table
+
+
+def judge(
+    kind: str, table: Table, sizes: Sequence[Size], n: int, processes: int, seed: int = 0
+) -> pd.DataFrame:
+    """Records of n sweeps of each size: "sweeps", "races", "confirmations" or "pairs"."""
+    global _table
+    _table = table  # the processes are forked with it
+    work = [
+        (kind, size, range(first, min(first + _AT_ONCE, n)), seed)
+        for size in sizes
+        for first in range(0, n, _AT_ONCE)
+    ]
+    records: list[dict[str, Any]] = []
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        for done, part in enumerate(pool.imap(_judged, work), start=1):
+            records += part
+            print(f"{kind}: {done} of {len(work)}", flush=True)
+    return pd.DataFrame(records)
+
+
+def _judged(work: tuple[str, Size, Sequence[int], int]) -> list[dict[str, Any]]:
+    kind, size, indexes, seed = work
+    return list(_KINDS[kind](_table, size, indexes, seed))
