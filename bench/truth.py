@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -32,17 +31,6 @@ ALONE = ("wait", "guess", "so + thus")
 """Candidates whose Δ is measured a second time, every trajectory from its first token."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How much is sampled."""
-
-    truth: int = 40_000  # problems, one cell each
-    alone: int = 4_000
-    wide: tuple[int, int] = (5_000, 4)  # problems, seeds
-    deep: tuple[int, int] = (1_000, 16)
-    sweeps: int = 100
-
-
 def main(*arguments: str) -> None:
     """Runs the named stage, or all."""
     parser = argparse.ArgumentParser(prog="python -m bench truth", description=__doc__)
@@ -50,14 +38,12 @@ def main(*arguments: str) -> None:
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--truth", type=int, default=_Plan.truth, help="problems of the truth")
-    parser.add_argument("--alone", type=int, default=_Plan.alone)
-    parser.add_argument("--wide", type=int, default=_Plan.wide[0], help="problems × 4 seeds")
-    parser.add_argument(
-        "--deep", type=int, default=_Plan.deep[0], help="problems × 16 seeds; 0: none"
-    )
+    parser.add_argument("--truth", type=int, default=39_600, help="problems of the truth")
+    parser.add_argument("--alone", type=int, default=6_000)
+    parser.add_argument("--wide", type=int, default=6_000, help="problems × 4 seeds")
+    parser.add_argument("--deep", type=int, default=1_480, help="problems × 16 seeds; 0: none")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--sweeps", type=int, default=_Plan.sweeps, help="of each size")
+    parser.add_argument("--sweeps", type=int, default=100, help="of each size")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.stage in ("all", "sample"):
@@ -136,12 +122,17 @@ def _trial(given: argparse.Namespace) -> None:
         tables.insert(0, (Table(run(deep_job, given.work), 16, sets), [Size(30, 16)]))
 
     def judged(kind: str, chosen: dict[int, list[Size]]) -> pd.DataFrame:
+        kept = given.work / f"{kind}-{given.sweeps}-{given.wide}-{given.deep}.parquet"
+        if kept.is_file():
+            return pd.read_parquet(kept)
         parts = [
             judge(kind, table, chosen[table.shape[1]], given.sweeps, given.processes)
             for table, _ in tables
             if chosen.get(table.shape[1])
         ]
-        return pd.concat(parts, ignore_index=True)
+        records = pd.concat(parts, ignore_index=True)
+        records.to_parquet(kept)
+        return records
 
     found = judged("sweeps", {table.shape[1]: sizes for table, sizes in tables})
     again = judged("confirmations", {4: [Size(500, 1)], 16: [Size(30, 8)]})
