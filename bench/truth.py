@@ -42,6 +42,7 @@ def main(*arguments: str) -> None:
     parser.add_argument("--alone", type=int, default=6_000)
     parser.add_argument("--wide", type=int, default=6_000, help="problems × 4 seeds")
     parser.add_argument("--deep", type=int, default=1_480, help="problems × 16 seeds; 0: none")
+    parser.add_argument("--kinds", nargs="*", help="sweeps, confirmations, pairs, races")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sweeps", type=int, default=100, help="of each size")
     given = parser.parse_args(arguments)
@@ -134,8 +135,12 @@ def _trial(given: argparse.Namespace) -> None:
         records.to_parquet(kept)
         return records
 
-    found = judged("sweeps", {table.shape[1]: sizes for table, sizes in tables})
-    again = judged("confirmations", {4: [Size(500, 1)], 16: [Size(30, 8)]})
-    pairs = judged("pairs", {4: [Size(500, 1)]})
-    raced = judged("races", {4: [Size(500, 4)], 16: [Size(30, 16)]})
-    write_report(given.out, truth, found, raced, again, pairs, seeds_compared(wide))
+    plans = {
+        "sweeps": {table.shape[1]: sizes for table, sizes in tables},
+        "confirmations": {4: [Size(500, 1)], 16: [Size(30, 8)]},
+        "pairs": {4: [Size(500, 1)]},
+        "races": {4: [Size(500, 4)], 16: [Size(30, 16)]},
+    }
+    kinds = given.kinds or list(plans)
+    records = {kind: judged(kind, plans[kind]) for kind in kinds}
+    write_report(given.out, truth, records, seeds_compared(wide))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +26,38 @@ _CLASSES = (
 
 
 def write_report(
-    out: Path,
-    truth: pd.DataFrame,
-    found: pd.DataFrame,
-    raced: pd.DataFrame,
-    again: pd.DataFrame,
-    pairs: pd.DataFrame,
-    compared: pd.DataFrame,
+    out: Path, truth: pd.DataFrame, records: Mapping[str, pd.DataFrame], compared: pd.DataFrame
 ) -> None:
-    """Writes found.csv, pairs.csv, seeds.csv, sizes.csv, racing.csv, confirm.csv, report.md, figure.svg."""
-    judged = found.merge(
-        truth[["candidate", "role", "delta", "se"]], on="candidate", suffixes=("", "_true")
-    )
-    each = _by_candidate(judged)
-    sizes = _by_size(judged, truth)
-    racing, confirm = _racing(raced, truth), _confirm(again, truth)
-    shares = ["pillar", "pillar_members_neutral", "interaction_seen"]
-    pairs = pairs.groupby(["size", "pair"], sort=False)[shares].mean().reset_index()
-    pairs = pairs.merge(
-        truth[["candidate", "delta", "se"]].rename(columns={"candidate": "pair"}), on="pair"
-    )
+    """Writes report.md, figure.svg and the tables as CSV, of the kinds of records that are there."""
     seeds = compared.merge(truth[["candidate", "role", "delta"]], on="candidate")
-    seeds["variance_ratio"] = ((seeds.sd_independent / seeds.sd_coupled) ** 2).replace(
-        np.inf, np.nan
-    )
-    for name, table in (
-        ("found", each), ("sizes", sizes), ("racing", racing), ("confirm", confirm),
-        ("pairs", pairs), ("seeds", seeds),
-    ):  # fmt: skip
+    ratio = (seeds.sd_independent / seeds.sd_coupled) ** 2
+    seeds["variance_ratio"] = ratio.replace(np.inf, np.nan)
+    tables = {"seeds": ("Seeds: coupled against independent", seeds[seeds.role != "pair"])}
+    if "sweeps" in records:
+        judged = records["sweeps"].merge(
+            truth[["candidate", "role", "delta", "se"]], on="candidate", suffixes=("", "_true")
+        )
+        each = _by_candidate(judged)
+        tables["sizes"] = ("Sweeps by size and arm", _by_size(judged, truth))
+        each.round(5).to_csv(out / "found.csv", index=False)
+        write_text(out / "figure.svg", _figure(each))
+    if "races" in records:
+        tables["racing"] = ("Racing", _racing(records["races"], truth))
+    if "confirmations" in records:
+        tables["confirm"] = (
+            "Confirmation on fresh seeds",
+            _confirm(records["confirmations"], truth),
+        )
+    if "pairs" in records:
+        shares = ["pillar", "pillar_members_neutral", "interaction_seen"]
+        pairs = records["pairs"].groupby(["size", "pair"], sort=False)[shares].mean().reset_index()
+        true = truth[["candidate", "delta", "se"]].rename(columns={"candidate": "pair"})
+        tables["pairs"] = ("Pairs", pairs.merge(true, on="pair"))
+    parts = ["# Report of `python -m bench truth trial`", "Made by the command; see README.md."]
+    for name, (title, table) in tables.items():
         table.round(5).to_csv(out / f"{name}.csv", index=False)
-    parts = [
-        "# Report of `python -m bench truth trial`",
-        "Made by the command; what it means is said in [README.md](README.md).",
-        "## The truth", _markdown(truth[truth.role != "pair"].drop(columns="words")),
-        "## Sweeps by size and arm", _markdown(sizes),
-        "## Racing", _markdown(racing),
-        "## Confirmation on fresh seeds", _markdown(confirm),
-        "## Pairs", _markdown(pairs),
-        "## Seeds: coupled against independent", _markdown(seeds[seeds.role != "pair"]),
-    ]  # fmt: skip
+        parts += [f"## {title}", _markdown(table)]
     write_text(out / "report.md", "\n\n".join(parts) + "\n")
-    write_text(out / "figure.svg", _figure(each))
 
 
 def _by_candidate(judged: pd.DataFrame) -> pd.DataFrame:
