@@ -41,13 +41,14 @@ def integer_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
 def ifeval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, bool]:
     """Grades what follows the thinking with lm-eval's IFEval checker."""
     from knockout.grading.grade import answer_part
-    from knockout.grading.ifeval import prepare
+    from knockout.grading.ifeval import drawn_from, prepare
 
     prepare()
     from lm_eval.tasks.ifeval.utils import process_results
 
     text = answer_part(results[0], think_end="</think>") or ""
-    graded = process_results(doc, [text])
+    with drawn_from(doc):
+        graded = process_results(doc, [text])
     return {name: graded[name] for name in ("prompt_level_strict_acc", "prompt_level_loose_acc")}
 
 

@@ -117,3 +117,100 @@ def test_an_unwritable_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_preflight_passes_here() -> None:
     preflight()
+
+
+DATA = Path(
+    os.environ.get("KNOCKOUT_TEST_DATA", Path(__file__).parents[1].parent / "shared" / "data")
+)
+RESPONSES = [
+    "",
+    "Hello world",
+    "12345 !!!",
+    "Here is my answer. It has two sentences, a comma and LOUD words.\n\nP.S. Bye.",
+    '{"title": "<<a song>>"}',
+    "* one\n* two\n* three\n\n***\n\nSECTION 1\nwords words words\n\nIs there anything else?",
+]
+GRADE_ALL = """
+import json, random, sys
+from pathlib import Path
+import numpy as np
+from knockout.grading.ifeval import grade_ifeval
+records, responses = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+pairs = [(i, j) for i in range(len(records)) for j in range(len(responses))]
+random.seed(int(sys.argv[2])); np.random.seed(int(sys.argv[2]))
+if sys.argv[2] == "2":
+    pairs.reverse()
+before = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+found = {f"{i} {j}": grade_ifeval(doc=records[i], response=responses[j]).correct for i, j in pairs}
+assert before == (random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2])
+print(json.dumps(found, sort_keys=True))
+"""
+
+
+def _in_two_processes(records: list[Any], tmp_path: Path) -> dict[str, int]:
+    """The verdicts of two fresh processes, with other seeds, hashes and orders; they must agree."""
+    path = tmp_path / "asked.json"
+    path.write_text(json.dumps([records, RESPONSES]), encoding="utf-8")
+    said = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", GRADE_ALL, str(path), seed],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        said.append(json.loads(done.stdout))
+    assert said[0] == said[1]
+    return dict(said[0])
+
+
+def test_a_grade_depends_on_record_and_response_alone(tmp_path: Path) -> None:
+    path = DATA / "ifeval.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here")
+    records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    found = _in_two_processes(records, tmp_path)
+    assert len(found) == len(records) * len(RESPONSES)
+    assert 0 < sum(found.values()) < len(found)
+    assert [check_doc(record) for record in records[::9] if check_doc(record)] == []
+
+
+def test_what_a_record_leaves_out_is_drawn_from_the_record(tmp_path: Path) -> None:
+    """Every instruction of the checker without its arguments, in two processes and many calls."""
+    prepare()
+    from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
+
+    records = [
+        {"prompt": f"x{i}", "instruction_id_list": [name], "kwargs": [{}]}
+        for name in INSTRUCTION_DICT
+        for i in range(3)
+        if "repeat" not in name
+    ]
+    usable = [record for record in records if check_doc(record) is None]
+    assert len(usable) > 45
+    found = _in_two_processes(usable, tmp_path)
+    for i, record in enumerate(usable):
+        for j in (3, 5):
+            again = {grade_ifeval(doc=record, response=RESPONSES[j]).correct for _ in range(5)}
+            assert again == {found[f"{i} {j}"]}
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kwargs", "said"),
+    [
+        ("punctuation:no_comma", {"num_words": 3}, "punctuation:no_comma do not fit"),
+        ("length_constraints:number_words", {"num_wrods": 3}, "num_wrods"),
+        (
+            "length_constraints:number_words",
+            {"num_words": "three", "relation": "at least"},
+            "three",
+        ),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "about"}, "about"),
+        ("language:response_language", {"language": "xx"}, "language:response_language"),
+    ],
+)
+def test_wrong_arguments_are_told(instruction: str, kwargs: dict[str, Any], said: str) -> None:
+    assert said in (check_doc(doc(instruction, **kwargs)) or "")
+
+
+def test_null_arguments_are_none_at_all() -> None:
+    assert check_doc(doc("punctuation:no_comma", num_words=None)) is None

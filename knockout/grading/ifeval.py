@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import json
 import os
+import random
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading.grade import Grade, answer_part
 
-__all__ = ["check_doc", "grade_ifeval", "preflight", "prepare"]
+__all__ = ["check_doc", "drawn_from", "grade_ifeval", "preflight", "prepare"]
 
+_PROBES = (
+    'One. Two words here.\n\n* a point\n* another\n\nP.S. The END, "quoted" <<title>> [x].',
+    '{"a": 1}',
+)
+_DRAWING = threading.RLock()
 _FIELDS = ("prompt", "instruction_id_list", "kwargs")
 
 
@@ -39,10 +50,32 @@ def grade_ifeval(
     text = answer_part(response, think_end=think_end, think_open=think_open)
     if text is None:
         return Grade(0, "incomplete")
-    prepare()
-    utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
     record = {"key": 0, **doc, "kwargs": [dict(k or {}) for k in doc["kwargs"]]}
-    return Grade(int(utils.process_results(record, [text])["prompt_level_strict_acc"]), "ok")
+    with drawn_from(doc):
+        prepare()
+        utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
+        graded = utils.process_results(record, [text])
+    return Grade(int(graded["prompt_level_strict_acc"]), "ok")
+
+
+@contextlib.contextmanager
+def drawn_from(doc: Mapping[str, Any]) -> Iterator[None]:
+    """Makes what the checker draws depend on the record alone, and leaves no trace of it.
+
+    Where a record lacks an argument ("at least N words"), the checker draws one from Python's global
+    generator, anew at each call.
+    """
+    made = json.dumps([doc.get(name) for name in _FIELDS], sort_keys=True, default=repr)
+    with _DRAWING:
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002 - others' state is kept
+        seed = int.from_bytes(hashlib.sha256(made.encode("utf-8", "backslashreplace")).digest()[:4])
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def check_doc(doc: Mapping[str, Any]) -> str | None:
@@ -56,7 +89,25 @@ def check_doc(doc: Mapping[str, Any]) -> str | None:
     prepare()
     known = importlib.import_module("lm_eval.tasks.ifeval.instructions_registry").INSTRUCTION_DICT
     unknown = [str(name) for name in ids if name not in known]
-    return f"unknown instruction {', '.join(unknown)}" if unknown else None
+    if unknown:
+        return f"unknown instruction {', '.join(unknown)}"
+    if not isinstance(doc["prompt"], str):
+        return "its prompt is no text"
+    for name, given in zip(ids, kwargs, strict=True):
+        if not isinstance(given, dict | None):
+            return f"the arguments of {name} are {given!r}; expected an object"
+        # A wrong argument fails when the instruction is built, or at the first text it looks at.
+        one = {"prompt": doc["prompt"], "instruction_id_list": [name], "kwargs": [given or {}]}
+        try:
+            for probe in _PROBES:
+                grade_ifeval(doc=one, response=probe, think_end=None)
+        except Exception as error:  # the checker raises all kinds
+            return f"the arguments {_stated(given)} of {name} do not fit: {error}"
+    return None
+
+
+def _stated(given: Mapping[str, Any] | None) -> str:
+    return repr({k: v for k, v in (given or {}).items() if v is not None})[:200]
 
 
 def prepare() -> None:
