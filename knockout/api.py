@@ -224,6 +224,23 @@ class Run:
         with self._ledger() as ledger:
             return pd.Series(summarise(ledger, self.sweep), name=str(self.folder), dtype=object)
 
+    def compare(self, other: Run, *, alpha: float = 0.05, **benchmarks: str) -> pd.DataFrame:
+        """Compares this run with another, candidate by candidate; see `knockout compare`.
+
+        Args:
+            other: The other run; differences are its Δ less this one's.
+            alpha: Level of intervals and of `supported`.
+            **benchmarks: Which of its benchmarks each of these is compared with; by default those
+                of the same name.
+
+        Returns:
+            A row for each benchmark and candidate; the columns are those of
+            `knockout.sweep.compare.COMPARISON`.
+        """
+        from knockout.sweep.compare import compare_runs
+
+        return compare_runs(self.folder, other.folder, benchmarks=benchmarks or None, alpha=alpha)
+
     def trajectories(
         self,
         *,

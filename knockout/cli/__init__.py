@@ -24,6 +24,7 @@ from knockout.cli import (
     plan,
     report,
     run,
+    runs,
     tools,
     training,
 )
@@ -54,6 +55,9 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("import-run", archive.import_run, "knockout import-run first --out runs/again"),
     ("plan", plan.plan, "knockout plan sweep.yaml seeds=8 --limit 100"),
     ("confirm", confirm.confirm, "knockout confirm runs/first --verdict strong_pillar"),
+    ("merge", runs.merge, "knockout merge runs/part-1 runs/part-2 --out runs/whole"),
+    ("compare", runs.compare, "knockout compare runs/step-100 runs/step-400"),
+    ("regrade", runs.regrade, "knockout regrade runs/first --dry-run"),
     ("grade", tools.grade, "knockout grade knockout_math500 answers.jsonl"),
     ("candidates", tools.candidates, "knockout candidates rocks.csv --model smollm2-135m"),
     ("tasks", begin.tasks, "knockout tasks math"),

@@ -53,13 +53,21 @@ def run(
         str | None,
         typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; sets engine.ray."),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard", metavar="K/N", help="Work on every N-th problem from the K-th on; see merge."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Runs a sweep, or goes on with it: the same command resumes."""
+    from knockout.cli.runs import parse_shard
     from knockout.config.file import load_sweep
 
     given = all_sets(sets, overrides, limit) + ([] if ray is None else [f"engine.ray={ray}"])
-    _run(load_sweep(sweep, given), out or Path("runs") / sweep.stem, retry_failed, as_json)
+    folder, part = out or Path("runs") / sweep.stem, parse_shard(shard)
+    _run(load_sweep(sweep, given), folder, retry_failed, as_json, part)
 
 
 def demo(
@@ -83,12 +91,14 @@ def demo(
     )
 
 
-def _run(sweep: Any, out: Path, retry_failed: bool, as_json: bool) -> None:
+def _run(
+    sweep: Any, out: Path, retry_failed: bool, as_json: bool, shard: tuple[int, int] = (1, 1)
+) -> None:
     quiet_libraries()
     from knockout.sweep.run import run_sweep
 
     again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
-    run_sweep(sweep, out, retry_failed=retry_failed, again=again)
+    run_sweep(sweep, out, retry_failed=retry_failed, again=again, shard=shard)
     show_verdicts(out, None, None, as_json)
     _say_findings(sweep, out)
     print(f"Results are in {out}", file=sys.stderr)

@@ -25,7 +25,7 @@ from knockout.ledger.codec import (
 )
 from knockout.ledger.connection import connect, set_journal, speaking, transaction
 from knockout.ledger.place import Place
-from knockout.ledger.queries import BASELINE, Queries
+from knockout.ledger.queries import BASELINE
 from knockout.ledger.rows import (
     INHERITED,
     NO_ROOM,
@@ -38,6 +38,7 @@ from knockout.ledger.rows import (
     ProblemRow,
 )
 from knockout.ledger.schema import SCHEMA_VERSION, upgrade
+from knockout.ledger.whole_rows import WholeRows
 from knockout.tokens.candidates import Candidate
 
 __all__ = ["Ledger"]
@@ -50,7 +51,7 @@ Grading = tuple[CellKey, int | None, int | None, str, str | None]
 """Cell, candidate (None: its baseline), correct, status, extracted."""
 
 
-class Ledger(Queries):
+class Ledger(WholeRows):
     """A run's `run.db`; its queries are in `Queries`.
 
     Attributes:
@@ -344,6 +345,13 @@ class Ledger(Queries):
             number = int(db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM session").fetchone()[0])
             insert(db, "session", [(number, started, 0.0, host, pid, "{}")])
             return number
+
+    def copy_sessions(self, other: WholeRows) -> None:
+        """Adds the sessions of another ledger."""
+        rows = other.query("SELECT started, wall_s, host, pid, record FROM session ORDER BY id")
+        with speaking(self.path), transaction(self._db) as db:
+            there = int(db.execute("SELECT COALESCE(MAX(id), 0) FROM session").fetchone()[0])
+            insert(db, "session", [(there + n, *row) for n, row in enumerate(rows, start=1)])
 
     def describe_session(self, session: int, record: dict[str, Any]) -> None:
         """Notes what a session runs with: versions, engine, settings."""

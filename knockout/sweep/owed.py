@@ -68,6 +68,9 @@ class Plan:
     candidates: tuple[Candidate, ...]
     strategy: Literal["fork", "naive"] = "fork"
     audit: float = 0.0
+    shard: tuple[int, int] = (1, 1)
+    """Which part of the problems this process works on, and of how many: (2, 8) for every eighth
+    from the second on."""
     asked: tuple[bool, ...] = ()
     """(C,) whether each candidate is asked for now; () for all."""
     ban_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
@@ -87,6 +90,11 @@ class Plan:
     def problem(self, key: CellKey) -> PlannedProblem:
         """The problem of a cell."""
         return self.benchmarks[key.benchmark].problems[key.problem]
+
+    def in_shard(self, problem: int) -> bool:
+        """Whether a problem is this process's."""
+        part, parts = self.shard
+        return problem % parts == part - 1
 
     def seed(self, key: CellKey) -> int:
         """What keys the noise of a cell; the same for its baseline and all of its knockouts."""
@@ -152,7 +160,7 @@ def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
     audited = ledger.audited() if plan.audit else set()
     asked = np.array(plan.asked, dtype=bool)
     for key, of_cell in zip(keys, steps, strict=True):
-        if key.seed not in this.seeds or not plan.has(key):
+        if key.seed not in this.seeds or not plan.has(key) or not plan.in_shard(key.problem):
             continue
         diverging = set(np.flatnonzero((of_cell >= 0) & asked).tolist())
         have = unfinished.get(key, diverging) & diverging
@@ -172,7 +180,7 @@ def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
     for b, benchmark in enumerate(plan.benchmarks):
         if not this.active[b].any():
             continue
-        for p in range(len(benchmark.problems)):
+        for p in filter(plan.in_shard, range(len(benchmark.problems))):
             cells = (CellKey(b, p, s) for s in this.seeds if s < benchmark.n_seeds)
             if left := [cell for cell in cells if cell not in there]:
                 whole[b, p] = left

@@ -11,13 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from knockout._version import __version__
-from knockout.config.file import dump_sweep, sweep_record
+from knockout.config.file import dump_sweep, load_sweep, sweep_record
 from knockout.config.sweep import Sweep
 from knockout.config.urls import without_secrets
 from knockout.engines.base import Engine
@@ -37,7 +37,7 @@ from knockout.sweep.summary import summarise
 from knockout.sweep.weights import check_weights
 from knockout.tokens.checkpoint import resolve_model
 
-__all__ = ["Interrupted", "run_sweep", "start_engine"]
+__all__ = ["Interrupted", "run_sweep", "start_engine", "write_results"]
 
 log = logging.getLogger("knockout")
 
@@ -70,7 +70,14 @@ def start_engine(sweep: Sweep) -> Engine:
     return open_engine(folder, trust_remote_code=sweep.trust_remote_code, **settings)
 
 
-def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str = "") -> None:
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    *,
+    retry_failed: bool = True,
+    again: str = "",
+    shard: tuple[int, int] = (1, 1),
+) -> None:
     """Runs a sweep, or goes on with it, and writes its results.
 
     Args:
@@ -79,6 +86,7 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
         retry_failed: Whether what the engine failed on is tried again; in a race what it failed
             on in the last round that was begun, since the earlier ones have been decided.
         again: The command that goes on with the run, for messages.
+        shard: Which part of the problems to work on, and of how many; `merge` joins them.
 
     Raises:
         UsageError: The directory belongs to another sweep, or another process works on it.
@@ -86,7 +94,13 @@ def run_sweep(sweep: Sweep, out: Path, *, retry_failed: bool = True, again: str 
         Interrupted: The user stopped it.
     """
     _check_directory(out)
+    if shard != (1, 1) and sweep.adaptive is not None:
+        raise UsageError(
+            "--shard: this sweep races, and what a race asks follows from all problems; leave "
+            "`adaptive` out, or run it on one machine"
+        )
     prepared = prepare(sweep)
+    prepared = replace(prepared, plan=replace(prepared.plan, shard=shard))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -261,6 +275,15 @@ def _open_ledger(prepared: Prepared, out: Path) -> tuple[Prepared, Ledger]:
     except BaseException:
         ledger.close()
         raise
+
+
+def write_results(out: Path) -> None:
+    """Writes summary and verdicts of a run directory anew, from its ledger."""
+    sweep = load_sweep(out / "config.yaml")
+    with Ledger.open(out / "run.db") as ledger:
+        summary = summarise(ledger, sweep)
+        write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        _write_verdicts(ledger, sweep, out)
 
 
 def _write_verdicts(ledger: Ledger, sweep: Sweep, out: Path) -> None:
