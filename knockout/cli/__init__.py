@@ -48,6 +48,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("list", begin.runs, "knockout list runs"),
     ("status", run.status, "knockout status runs/first --check"),
     ("verdicts", run.verdicts, "knockout verdicts runs/first --rule nominal"),
+    ("cite", run.cite, "knockout cite runs/first"),
     ("report", report.report, "knockout report runs/first"),
     ("view", report.view, "knockout view runs/first --model smollm2-135m"),
     ("export", run.export, "knockout export runs/first --verdict strong_pillar --format json"),

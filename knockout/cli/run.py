@@ -201,10 +201,37 @@ def verdicts(
         str | None, typer.Option("--rule", help="nominal, fdr, holm, by, or a rule of yours.")
     ] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="Error level.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--format", help="markdown, latex or csv: print a table to paste."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Shows the verdict table, computed from the ledger."""
-    show_verdicts(directory, rule, alpha, as_json)
+    if kind is None:
+        show_verdicts(directory, rule, alpha, as_json)
+        return
+    from knockout.verdicts.paper import FORMATS, paper_table
+
+    one_of("--format", kind, FORMATS)
+    table, chosen, _ = _verdicts_of(directory, rule, alpha)
+    print(paper_table(table, chosen.rule, kind), end="")
+
+
+def cite(directory: RunDirectory) -> None:
+    """Prints a methods paragraph with the numbers of a run, and a BibTeX entry."""
+    from knockout.ledger import Ledger
+    from knockout.sweep.summary import summarise
+    from knockout.verdicts.paper import BIBTEX, methods
+
+    sweep = sweep_of(directory)
+    with Ledger.open(directory / "run.db") as ledger:
+        summary = summarise(ledger, sweep)
+    rule = sweep.verdict
+    print(
+        methods(summary, rule=rule.rule, alpha=rule.alpha, margin=rule.margin, target=rule.target)
+    )
+    print(BIBTEX, end="")
 
 
 def export(
@@ -378,7 +405,10 @@ def sweep_of(directory: Path) -> Any:
     return load_sweep(directory / "config.yaml")
 
 
-def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_json: bool) -> None:
+def _verdicts_of(
+    directory: Path, rule: str | None, alpha: float | None, *, with_luck: bool = False
+) -> tuple[Any, Any, Any]:
+    """The table, the rule that it follows, and what luck would bring (None if not asked for)."""
     from knockout.verdicts.rules import rule_names
 
     if rule is not None:
@@ -387,14 +417,19 @@ def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_jso
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
     from knockout.ledger import Ledger
     from knockout.sweep.results import luck_of, verdict_table
-    from knockout.verdicts.terminal import render_verdicts
 
     with Ledger.open(directory / "run.db") as ledger:
         chosen = sweep_of(directory).verdict
         given = {"rule": rule, "alpha": alpha}
         chosen = chosen.model_copy(update={k: v for k, v in given.items() if v is not None})
         table = verdict_table(ledger, chosen)
-        luck = None if as_json else luck_of(ledger, chosen)
+        return table, chosen, luck_of(ledger, chosen) if with_luck else None
+
+
+def show_verdicts(directory: Path, rule: str | None, alpha: float | None, as_json: bool) -> None:
+    from knockout.verdicts.terminal import render_verdicts
+
+    table, chosen, luck = _verdicts_of(directory, rule, alpha, with_luck=not as_json)
     preliminary = bool(table["preliminary"].any())
     if preliminary:
         print(PRELIMINARY, file=sys.stderr)
