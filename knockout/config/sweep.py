@@ -225,7 +225,7 @@ class CandidateSource(_Model):
     as in `{" wait": " so"}`."""
     where: Literal["everywhere", "thinking", "answer"] = handling("everywhere")
     """The part of a trajectory in which all of them act; `thinking` and `answer` need
-    `chat.think_end`."""
+    `chat.think_end`, and engines that can do it: those of this version cannot yet."""
     steps: tuple[Whole, Count | None] | None = handling(None)
     """The steps at which all of them act, `[from, to]`: counted from 0, the second not included, null
     for the end; null for all."""

@@ -60,6 +60,11 @@ def prepare(sweep: Sweep) -> Prepared:
     folder, tokenizer, vocabulary = open_vocabulary(
         sweep.model, revision=sweep.revision, trust_remote_code=sweep.trust_remote_code
     )
+    if sweep.candidates.where != "everywhere":
+        raise UsageError(
+            f"candidates.where: the engines of this version cannot act in the "
+            f"{sweep.candidates.where} alone yet; `candidates.steps` bounds a knockout by steps"
+        )
     resolved = resolve(sweep.candidates, vocabulary)
     chat = Chat(
         template=bool(tokenizer.chat_template)

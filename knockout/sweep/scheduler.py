@@ -95,10 +95,6 @@ class Scheduler:
         max_num_seqs: int,
         observe: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        for c in plan.candidates:
-            if c.members or c.intervention.where != "everywhere":
-                what = "pairs" if c.members else f"interventions in the {c.intervention.where}"
-                raise KnockoutError(f"{c.name}: {what} cannot be run yet")
         self.plan, self.ledger, self.engine, self.grader = plan, ledger, engine, grader
         self.tokenizer = tokenizer
         self.most_open = max_num_seqs + _LOOKAHEAD
