@@ -248,7 +248,7 @@ def test_export_for_a_model_whose_ids_mean_the_same(
 ) -> None:
     wanted = [1, 2, 3, 4, 5, 6, 8, 20]
     code, out, _ = knockout("export", finished, "--format", "yaml", "--for", sweep.parent / "model")
-    assert (code, yaml.safe_load(out)) == (0, {"freeze_list": wanted})
+    assert (code, yaml.safe_load(out)) == (0, {"undetermined": wanted})
     assert '- 20  # "w20"' in out
     other = word_model(tmp_path / "other")
     tokenizer = other / "tokenizer.json"
@@ -278,7 +278,7 @@ def test_export_by_scores(finished: Path, tmp_path: Path, knockout: Command) -> 
     code, out, errors = knockout(*first, 3, "--format", "yaml", "--out", path)
     assert (code, out) == (0, "")
     assert f"3 candidates in {path}" in errors
-    assert yaml.safe_load(path.read_text()) == {"freeze_list": [8, 20, 3, 6]}
+    assert yaml.safe_load(path.read_text()) == {"undetermined": [8, 20, 3, 6]}
     assert '"by": "kl"' in path.read_text()
     code, out, _ = knockout("export", finished, "--top", 2, "--by", "p_value", "--format", "csv")
     assert (code, len(out.splitlines())) == (0, 3)
@@ -363,7 +363,7 @@ def test_candidates_shows_how_a_list_resolves(
     model = sweep.parent / "model"
     code, out, errors = knockout("candidates", tmp_path / "ids.json", "--model", model, "--json")
     assert code == 0
-    assert [(c["name"], c["token_ids"]) for c in json.loads(out)] == [
+    assert [(c["name"], list(c["token_ids"])) for c in json.loads(out)] == [
         ('"w3"', [3]), ("<padding 62>", [62]), ("A/A", [63]),
     ]  # fmt: skip
     assert "padding" in errors

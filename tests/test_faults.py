@@ -201,7 +201,7 @@ def test_ctrl_c_twice_stops_at_once(
         time.sleep(0.005)
     # Signals that arrive together count once, so the second waits until the first was heard.
     os.kill(process.pid, signal.SIGINT)
-    while process.is_alive() and "once more stops at once" not in said(out):
+    while process.is_alive() and "press Ctrl-C again" not in said(out):
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGINT)
     process.join(60)
@@ -374,7 +374,7 @@ def test_a_clock_that_jumps_changes_nothing(
 def test_nothing_measures_time_by_the_wall_clock() -> None:
     root = Path(__file__).parents[1] / "knockout"
     users = [path.name for path in root.rglob("*.py") if "time.time(" in path.read_text()]
-    assert users == []
+    assert users == ["files.py"]  # compares with the dates of files, which are the wall clock's
 
 
 class SlowGrader(WordGrader):

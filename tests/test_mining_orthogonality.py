@@ -174,7 +174,7 @@ def test_what_is_no_table_of_scores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no column token_id or rock_id; it has a, b"):
         read_score_table(path)
     path.write_text("token_id\n4\n4\n")
-    with pytest.raises(UsageError, match="token id 4 is there twice"):
+    with pytest.raises(UsageError, match="token id 4 has two rows"):
         read_score_table(path)
     with pytest.raises(UsageError, match="cannot be read as a table"):
         read_score_table(tmp_path / "none.csv")

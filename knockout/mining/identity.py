@@ -9,7 +9,7 @@ from typing import Any
 
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
-from knockout.sweep.identity import differences
+from knockout.sweep.identity import record_differences
 
 __all__ = ["keep_identity", "require_same_tokenizer"]
 
@@ -64,7 +64,7 @@ def keep_identity(path: Path, identity: dict[str, Any]) -> None:
         there = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise KnockoutError(f"{path}: cannot be read ({error}); use another --out") from None
-    if differ := differences(there, identity):
+    if differ := record_differences(there, identity):
         raise UsageError(
             f"{path.parent} holds a mining run with other settings ({'; '.join(differ)}); give "
             "another --out, or delete the folder"

@@ -16,6 +16,7 @@ __all__ = [
     "differences",
     "identity",
     "model_fingerprint",
+    "record_differences",
     "tokenizer_fingerprint",
 ]
 
@@ -67,6 +68,19 @@ def digest(record: dict[str, Any]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
+def record_differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Says for each value that differs what two records have, by its path."""
+    one, other = (
+        dict(_flat(json.loads(json.dumps(record, default=str)))) for record in (there, here)
+    )
+    lines = []
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            was, now = (json.dumps(d[key]) if key in d else "nothing" for d in (one, other))
+            lines.append(f"{_WORDS.get(key, key)}: {_short(was)} there, {_short(now)} here")
+    return lines
+
+
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Says what makes the cells of two sweeps differ, by name.
 
@@ -74,12 +88,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     both have the sampling and the number of worked examples count.
     """
     here = json.loads(json.dumps(here, default=str))
-    one, other = (dict(_flat(_without_asked(record))) for record in (there, here))
-    lines = []
-    for key in sorted(one.keys() | other.keys()):
-        if one.get(key) != other.get(key):
-            was, now = (json.dumps(d[key]) if key in d else "nothing" for d in (one, other))
-            lines.append(f"{_WORDS.get(key, key)}: {_short(was)} there, {_short(now)} here")
+    lines = record_differences(_without_asked(there), _without_asked(here))
     mine, theirs = _per_benchmark(here), _per_benchmark(there)
     shared = [name for name in mine if name in theirs]
     found: dict[str, list[str]] = {}

@@ -13,6 +13,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -97,7 +98,11 @@ def pip(arguments: list[str], what: str) -> None:
 
 
 def _pip() -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
+    with warnings.catch_warnings():
+        # setuptools says so whenever pip is looked up after distutils was imported.
+        warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
+        there = importlib.util.find_spec("pip") is not None
+    if there:
         return ["-m", "pip"]
     import ensurepip
 
