@@ -284,7 +284,7 @@ def test_export_by_scores(finished: Path, tmp_path: Path, knockout: Command) -> 
     assert (code, len(out.splitlines())) == (0, 3)
     for given, told in [
         (("--scores", scores, "--top", 2), "no column 'delta'; it has token_id, kl, text"),
-        (("--scores", scores, "--top", 2, "--by", "text"), "expected whole numbers in token_id"),
+        (("--scores", scores, "--top", 2, "--by", "text"), "expected numbers in text"),
         (("--scores", scores, "--by", "kl"), "--top N"),
         (("--by", "kl"), "--top N"),
         (("--by", "kl", "--top", 2), "found 'kl' to rank by"),

@@ -69,8 +69,9 @@ class Totals:
     @property
     def complete(self) -> bool:
         """Whether every planned cell is there with all of its forks, or the race has ended."""
-        done = self.owed_cells == 0 or bool(self.ended)
-        return done and self.owed_forks == 0 and self.unasked == 0
+        # A race leaves out what it has settled, so there only its end counts.
+        done = bool(self.ended) or (self.owed_cells == 0 and self.unasked == 0)
+        return done and self.owed_forks == 0
 
 
 def totals(ledger: Ledger) -> Totals:
