@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from knockout.benchmarks import Chat, encode_prompt, load_benchmark
-from knockout.benchmarks.find import own_tasks
+from knockout.benchmarks.find import find_leaves, own_tasks
 from knockout.benchmarks.saved import grade_file
 from knockout.errors import KnockoutError, UsageError
 from knockout.grading.graders import IfevalGrader, MathsGrader, TaskGrader
@@ -211,6 +211,70 @@ def test_groups_and_tags_stand_for_their_tasks() -> None:
     assert [b.name for b in group] == ["local_sums", "knockout_starter_arithmetic"]
     tag = load_benchmark("local_tag", include_path=LOCAL, limit=1)
     assert [b.name for b in tag] == ["local_shares", "local_sums"]
+
+
+def test_groups_inside_groups_are_what_lm_eval_makes_of_them() -> None:
+    from lm_eval.tasks import TaskManager
+
+    benchmarks = load_benchmark("local_nested", include_path=LOCAL, limit=2)
+    inline = "local_nested::inner::local_inline"
+    assert [b.name for b in benchmarks] == [
+        "local_shares", inline, "local_sums", "knockout_starter_arithmetic"
+    ]  # fmt: skip
+    manager = TaskManager(include_path=[str(own_tasks()), str(LOCAL)], include_defaults=False)
+    theirs = manager.load(["local_nested"])["tasks"]
+    assert set(theirs) == {b.name for b in benchmarks}
+    for benchmark in benchmarks:
+        task = theirs[benchmark.name]
+        task.set_fewshot_seed(1234)
+        task.build_all_requests(limit=2)
+        assert [p.prompt for p in benchmark.problems] == [i.args[0] for i in task.instances]
+    grader = pickle.loads(pickle.dumps(benchmarks[1].grader))
+    gold = theirs[inline].doc_to_target(benchmarks[1].problems[0].doc)
+    assert grader.grade(0, gold, finished=True).correct == 1
+    assert grader.grade(0, "no", finished=True).correct == 0
+
+
+def test_tasks_that_a_stock_group_defines_are_found(tmp_path: Path) -> None:
+    _, leaves = find_leaves("flan_held_in", None)
+    assert len(leaves) == len(dict(leaves)) == 59  # of its 60, two have one name
+    assert leaves[0][0] == "flan_held_in::anli_r1_flan::anli_r1_prompt-0"
+    # lm-eval names no data set for it, so it only loads from a file.
+    (tmp_path / "one.yaml").write_text(
+        "group: one\ntask:\n- {task: anli_one, include: part, doc_to_text: '{{premise}}'}\n"
+    )
+    (tmp_path / "part").write_text(
+        "output_type: generate_until\ndoc_to_target: 'Yes'\ndoc_to_text: x\ntest_split: test\n"
+        "dataset_path: json\nmetric_list: [{metric: exact_match}]\n"
+    )
+    write_rows(tmp_path / "anli_one.jsonl", [{"premise": "All is well."}])
+    (one,) = load_benchmark("one", include_path=tmp_path, data_dir=tmp_path)
+    assert one.name == "one::anli_one"
+    assert one.problems[0].prompt == "All is well."
+    graded = "process_results: !function grading.graded\n"
+    (tmp_path / "grading.py").write_text("def graded(doc, results): return {'acc': 1}\n")
+    (tmp_path / "part").write_text((tmp_path / "part").read_text() + graded)
+    with pytest.raises(UsageError, match="put the task into a file of its own"):
+        load_benchmark("one", include_path=tmp_path, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ("[{doc_to_text: x}]", 'expected "task" or "group" with a name'),
+        ("[{task: [local_sums]}]", 'expected "task" or "group" with a name'),
+        ("[5]", "found 5"),
+        ("[{group: mine}]", "contains itself"),
+        ("[{group: inner, task: [knockout_nowhere]}]", "'knockout_nowhere', which is no task"),
+        ("[{task: knockout_nowhere, num_fewshot: 1}]", "'knockout_nowhere', which is no task"),
+        ("[]", "names no task"),
+        ("[{task: x, include: nowhere}]", "nowhere cannot be read"),
+    ],
+)
+def test_groups_that_are_wrong_are_told(tmp_path: Path, members: str, message: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"group: mine\ntask: {members}\n")
+    with pytest.raises(UsageError, match=message):
+        load_benchmark("mine", include_path=tmp_path)
 
 
 def test_a_stock_task_with_local_records(tmp_path: Path) -> None:

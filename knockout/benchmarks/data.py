@@ -23,8 +23,11 @@ _TIMEOUT_S = 10.0
 
 
 def short_name(task: str) -> str:
-    """Stem of the task's file in `data_dir`: "math500" for "knockout_math500"."""
-    return task.removeprefix("knockout_")
+    """Stem of the task's file in `data_dir`: "math500" for "knockout_math500".
+
+    A task that a group defines in its own file, "group::task", has the file of "task".
+    """
+    return task.rpartition("::")[2].removeprefix("knockout_")
 
 
 def local_overrides(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
@@ -43,7 +46,9 @@ def local_overrides(task: str, config: Mapping[str, Any], data_dir: Path | None)
     if not path.is_file():
         if config.get("custom_dataset") or config.get("dataset_path") in ("json", "csv", "parquet"):
             return {}
-        fields = ", ".join(REQUIRED.get(kind, {})) or "the fields of " + str(config["dataset_path"])
+        fields = ", ".join(REQUIRED.get(kind, {})) or "the fields of " + str(
+            config.get("dataset_path")
+        )
         raise UsageError(
             f"data_dir: {path} is missing; expected one JSON record a line with {fields} "
             f"(the records of {config.get('dataset_path')})"

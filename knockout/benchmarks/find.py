@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import knockout
 from knockout.errors import UsageError
 
-__all__ = ["Leaf", "describe_tasks", "find_leaves", "own_kind", "own_tasks"]
-
-Leaf = tuple[str, dict[str, Any]]
-"""A task's name and what a group overrides in it."""
+__all__ = ["describe_tasks", "find_leaves", "own_kind", "own_tasks"]
 
 
 def own_tasks() -> Path:
@@ -67,8 +64,12 @@ def describe_tasks(everything: bool = False) -> list[dict[str, str]]:
     return rows
 
 
-def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:
+def find_leaves(
+    name: str, include_path: Path | None
+) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
     """Returns lm-eval's task manager that knows a name, and the tasks that the name stands for.
+
+    Each task is its name and what the groups around it override.
 
     Indexing all of lm-eval's tasks takes many seconds, so smaller indexes are tried first.
 
@@ -76,31 +77,40 @@ def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:
         UsageError: No task, group or tag has this name.
     """
     import lm_eval.tasks as stock
+    from lm_eval.tasks._index import Kind
+
+    from knockout.benchmarks.groups import known_leaf, leaves_of
 
     if include_path is not None and not include_path.is_dir():
         raise UsageError(f"include_path: {include_path} is no folder; expected lm-eval task files")
     paths = [own_tasks(), *([include_path] if include_path else [])]
     stock_folder = Path(stock.__file__).parent
-    known: list[str] = []
-    missing = [name]
-    # Ours and the user's; with lm-eval's folders that mention the name; all of lm-eval's.
-    for step in range(3):
-        extra = _mentioning(stock_folder, missing) if step else []
-        if step and not extra:
-            break
+    folders: list[Path] = []  # those of lm-eval's that mention what is still missing
+    while True:
         manager = stock.TaskManager(
-            include_path=[str(p) for p in (*(extra if step == 1 else []), *paths)],
-            include_defaults=step == 2,
+            include_path=[str(p) for p in (*folders, *paths)], include_defaults=False
         )
-        known = manager.all_tasks
-        leaves = list(_leaves(name, manager.task_index, {}))
-        missing = [leaf for leaf, _ in leaves if leaf not in manager.task_index] or missing
-        if leaves and all(leaf in manager.task_index for leaf, _ in leaves):
-            return manager, leaves
-    if missing != [name]:
-        raise UsageError(f"{name}: the group names {missing[0]!r}, which is no task")
-    folders = [p.name for p in stock_folder.iterdir() if p.is_dir()]
-    near = difflib.get_close_matches(name, [*known, *folders], n=3)
+        found = list(leaves_of(name, manager.task_index, {}))
+        missing = [leaf.name for leaf in found if leaf.name not in manager.task_index]
+        more = [f for f in _mentioning(stock_folder, missing) if f not in folders]
+        if not more:
+            break
+        folders = sorted({*folders, *more})
+    if len(folders) > 1 and manager.task_index[name].kind is Kind.TAG:
+        # Each folder would take the tag from the one before.
+        manager = stock.TaskManager(include_path=[str(p) for p in paths], include_defaults=True)
+        found = list(leaves_of(name, manager.task_index, {}))
+    # Of two tasks of one name, the last counts, as in lm-eval.
+    leaves = list(dict(known_leaf(leaf, manager.task_index) for leaf in found).items())
+    unknown = [leaf for leaf, _ in leaves if leaf not in manager.task_index]
+    if not unknown and leaves:
+        return manager, leaves
+    if unknown and unknown != [name]:
+        raise UsageError(f"{name}: the group names {unknown[0]!r}, which is no task")
+    if not leaves:
+        raise UsageError(f"{name}: the group names no task")
+    shown = [p.name for p in stock_folder.iterdir() if p.is_dir()]
+    near = difflib.get_close_matches(name, [*manager.all_tasks, *shown], n=3)
     raise UsageError(
         f"no benchmark {name!r} among lm-eval's tasks"
         + (f" and those in {include_path}" if include_path else "")
@@ -111,6 +121,8 @@ def find_leaves(name: str, include_path: Path | None) -> tuple[Any, list[Leaf]]:
 
 def _mentioning(folder: Path, names: Sequence[str]) -> list[Path]:
     """The subfolders with a task file that holds a name as a word; reading is fast, parsing not."""
+    if not names:
+        return []
     either = b"|".join(re.escape(name.encode()) for name in names)
     word = re.compile(rb"(?<![\w-])(?:" + either + rb")(?![\w-])")
     found: set[Path] = set()
@@ -118,26 +130,6 @@ def _mentioning(folder: Path, names: Sequence[str]) -> list[Path]:
         if any(word.search(path.read_bytes()) for path in top.rglob("*.yaml")):
             found.add(top)
     return sorted(found)
-
-
-def _leaves(name: str, index: Mapping[str, Any], overrides: dict[str, Any]) -> Iterator[Leaf]:
-    from lm_eval.tasks._index import Kind
-
-    entry = index.get(name)
-    if entry is None:
-        if overrides.get("task") == name or overrides.get("_member"):
-            yield name, overrides
-        return
-    if entry.kind is Kind.TAG:
-        for member in sorted(entry.tags):
-            yield from _leaves(member, index, overrides)
-    elif entry.kind is Kind.GROUP:
-        for member in (entry.cfg or {}).get("task") or []:
-            own = dict(member) if isinstance(member, dict) else {}
-            target = own.pop("group", None) or own.pop("task", None) or member
-            yield from _leaves(str(target), index, {**overrides, **own, "_member": True})
-    else:
-        yield name, {k: v for k, v in overrides.items() if k != "_member"}
 
 
 def _broken_files(folder: Path | None) -> str:

@@ -272,6 +272,11 @@ def _lm_eval_grader(
             f"{name}: its own grading fails on a made-up response: {type(error).__name__}: {error}"
         ) from error
     source = (task.config.metadata or {}).get("config_source")
+    if source == "inline" and callable(task.config.process_results):
+        raise UsageError(
+            f"{name} is defined inside a group and graded by a function, which cannot travel to the "
+            "processes that grade; put the task into a file of its own"
+        )
     grader = TaskGrader(
         docs=docs,
         yaml_path=Path(source) if source not in (None, "inline", "unknown") else None,
