@@ -314,6 +314,13 @@ def test_impossible_requests_are_refused(
     assert engine.n_open == 0
 
 
+def test_a_model_that_would_be_decoded_without_its_context_is_refused(tmp_path: Path) -> None:
+    """Mamba-2 takes its state under another name, and ignores the one that all others take."""
+    folder = tiny_model(tmp_path, kind="mamba2")
+    with pytest.raises(KnockoutError, match="decodes this model without its context"):
+        TransformersEngine(str(folder), device="cpu")
+
+
 def test_keys_are_unique_in_flight(engine: TransformersEngine) -> None:
     engine.add(request("twice", (5, 6)))
     with pytest.raises(UsageError, match="'twice' is in flight"):

@@ -295,6 +295,9 @@ def test_settings_beside_our_pick_are_refused(
     )
     with pytest.raises(VLLMValidationError, match=r"repetition_penalty is 1\.2"):
         engine._engine.add_request("no", {"prompt_token_ids": list(prompts[0])}, params)
+    plain = SamplingParams(temperature=1, extra_args={"knockout_ids": [5, 999999]})
+    with pytest.raises(VLLMValidationError, match=r"holds 999999; .* are from 0 to 49151"):
+        engine._engine.add_request("no", {"prompt_token_ids": list(prompts[0])}, plain)
     assert not engine._engine.has_unfinished_requests()
 
 

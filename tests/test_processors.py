@@ -185,6 +185,9 @@ def test_transformers_processor_refuses_other_shapes_and_ids() -> None:
         KnockoutLogitsProcessor([None])(torch.zeros(2, 1), torch.zeros(2, V))
     with pytest.raises(ValueError, match="holds 40"):
         KnockoutLogitsProcessor([coupled((V,))])(torch.zeros(1, 1), torch.zeros(1, V))
+    plain = Rule(banning((1, V)), None, 0, "plain")
+    with pytest.raises(ValueError, match=r"request plain .* holds 40"):
+        KnockoutLogitsProcessor([None, plain])(torch.zeros(2, 1), torch.zeros(2, V))
 
 
 # vLLM's interfaces -------------------------------------------------------------------------------
@@ -207,7 +210,8 @@ def vllm() -> Any:
     )
 
 
-CONFIG = SimpleNamespace(speculative_config=None)
+MODEL_CONFIG = SimpleNamespace(get_vocab_size=lambda: V)
+CONFIG = SimpleNamespace(speculative_config=None, model_config=MODEL_CONFIG)
 
 
 def args_of(rule: Rule) -> dict[str, Any]:
@@ -318,7 +322,8 @@ def test_v1_is_never_skipped_for_greedy_requests(vllm: Any) -> None:
 
 
 def test_v1_refuses_speculative_decoding(vllm: Any) -> None:
-    config = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram"))
+    ngram = SimpleNamespace(method="ngram")
+    config = SimpleNamespace(speculative_config=ngram, model_config=MODEL_CONFIG)
     with pytest.raises(ValueError, match="speculative decoding"):
         vllm.processor(config, torch.device("cpu"), False)
     vllm.processor(config, SimpleNamespace())  # V2 verifies drafts with our rows
@@ -461,6 +466,64 @@ def test_a_ban_of_all_allowed_tokens_is_refused(vllm: Any) -> None:
 def test_wrong_keys_are_refused_on_arrival(vllm: Any) -> None:
     with pytest.raises(ValueError, match="unknown key knockout_tokens"):
         vllm.processor.validate_params(vllm.params(extra_args={"knockout_tokens": [1]}))
+
+
+def outside(plain: bool) -> dict[str, Any]:
+    """A request with an id that logits of width V do not have."""
+    ids = {"knockout_ids": [3, V], "knockout_name": "cell 7"}
+    return ids if plain else {**ids, "knockout_temperature": 1, "knockout_seed": 3}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("runner", [V1, V2])
+def test_ids_outside_the_logits_fail_their_own_request(
+    vllm: Any, runner: type[V1] | type[V2], plain: bool
+) -> None:
+    one = runner(vllm)
+    params = vllm.params(temperature=0, extra_args=outside(plain))
+
+    def take() -> None:
+        if isinstance(one, V2):
+            assert not one.processor.add_request(3, params)
+        else:
+            update = vllm.update(batch_size=1, removed=[], added=[(3, params, [7], [])], moved=[])
+            one.processor.update_state(update)
+
+    message = rf"cell 7 \(banned: 3, {V}\): knockout_ids holds {V}; .* are from 0 to {V - 1}"
+    with pytest.raises(ValueError, match=message):
+        take()
+    failures: dict[str, str] = {}
+    vllm.collect(failures)
+    try:
+        take()
+    finally:
+        vllm.collect(None)
+    assert list(failures) == ["cell 7"]
+    # The others go on.
+    if isinstance(one, V2):
+        one.slots[3] = None
+        one.add(0, coupled((1,)))
+        one.check([0, 3], [10, 2])
+    else:
+        one.update({0: (coupled((1,)), 3, []), 3: (None, 1, [])})
+        one.check()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"knockout_intervention": '{"kind": "penalty", "token_ids": [40], "strength": 2.0}'},
+        {"knockout_intervention": '{"kind": "replace", "token_ids": [1], "replacement": 40}'},
+        {"knockout_watch": '[{"kind": "ban", "token_ids": [1]}, {"kind": "ban", "token_ids": [40]}]'},
+        {"knockout_watch": '[{"kind": "replace", "token_ids": [1], "replacement": 40}]'},
+    ],
+)  # fmt: skip
+def test_a_batch_takes_no_id_outside_its_logits(args: dict[str, Any]) -> None:
+    rule = rule_from_extra_args({"knockout_temperature": 0, "knockout_start": 2, **args})
+    key = next(iter(args))
+    with pytest.raises(ValueError, match=rf"{key} holds {V}; this model's token ids are from 0"):
+        Batch([None, rule], V)
+    Batch([None, rule], V + 1)
 
 
 def test_both_loaders_take_the_class(vllm: Any) -> None:

@@ -267,6 +267,10 @@ def test_the_openai_client(world: World, engine: ServerEngine) -> None:
     assert set(banned).isdisjoint(one.token_ids)
     with pytest.raises(openai.BadRequestError, match="knockout_ids"):
         client.completions.create(**common, extra_body={"vllm_xargs": {"knockout_ids": [1.5]}})
+    for args in ({"knockout_ids": [999999]}, {**coupled, "knockout_ids": [5, 49152]}):
+        with pytest.raises(openai.BadRequestError, match="token ids are from 0 to 49151"):
+            client.completions.create(**common, temperature=0, extra_body={"vllm_xargs": args})
+    assert client.completions.create(**common, temperature=0).choices[0].text == free
 
 
 def test_a_teacher_that_the_server_serves_is_the_models_own(world: World) -> None:

@@ -41,7 +41,7 @@ def tiny_model(
     layers: int = 2,
     seed: int = 0,
     *,
-    kind: Literal["llama", "qwen3", "sliding", "gpt2"] = "llama",
+    kind: Literal["llama", "qwen3", "sliding", "gpt2", "mamba2"] = "llama",
     scale: float = 0.25,
     nan_token: int | None = None,
 ) -> Path:
@@ -52,7 +52,7 @@ def tiny_model(
         vocab_size: Width of its logits. The tokenizer has 49,152 ids; prompts must stay below.
         layers: Decoder layers.
         seed: Of the weights.
-        kind: Architecture; "sliding" attends to the last 6 tokens only.
+        kind: Architecture; "sliding" attends to the last 6 tokens only; "mamba2" is recurrent.
         scale: Spread of the weights; larger makes it surer of its next token.
         nan_token: A token whose embedding is NaN, so that all that follows it is NaN.
 
@@ -64,6 +64,8 @@ def tiny_model(
         GPT2LMHeadModel,
         LlamaConfig,
         LlamaForCausalLM,
+        Mamba2Config,
+        Mamba2ForCausalLM,
         MistralConfig,
         MistralForCausalLM,
         Qwen3Config,
@@ -94,6 +96,11 @@ def tiny_model(
         model = Qwen3ForCausalLM(Qwen3Config(**common, **llama))
     elif kind == "sliding":
         model = MistralForCausalLM(MistralConfig(**common, **llama, sliding_window=6))
+    elif kind == "mamba2":
+        sizes = {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}
+        model = Mamba2ForCausalLM(
+            Mamba2Config(**common, **sizes, num_hidden_layers=layers, chunk_size=8)
+        )
     else:
         model = GPT2LMHeadModel(
             GPT2Config(**common, n_embd=32, n_layer=layers, n_head=4, n_positions=256)

@@ -38,12 +38,18 @@ class Batch:
 
         Args:
             rules: One for each row of the logits; None leaves a row untouched.
-            width: Width of the logits. Ids at or above it cannot be emitted, so they are left out.
+            width: Width of the logits.
             device: The logits' device.
+
+        Raises:
+            ValueError: A rule holds an id that the logits do not have.
         """
+        for rule in rules:
+            if rule is not None:
+                rule.check_width(width)
         plain = [(n, r) for n, r in enumerate(rules) if r is not None and not r.coupled]
         self._plain_rows = torch.tensor([n for n, _ in plain], dtype=torch.int64, device=device)
-        self._plain = owned([rule for _, rule in plain], width, device)
+        self._plain = owned([rule for _, rule in plain], device)
         self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
         self.coupled_rows = torch.tensor(self.coupled, dtype=torch.int64, device=device)
         self._ours = [rule for rule in rules if rule is not None and rule.coupled]
@@ -53,8 +59,8 @@ class Batch:
             [rule.seed for rule in self._ours],
             device,
         )
-        self._owned = owned(self._ours, width, device)
-        self._seen = seen(self._ours, width, device)
+        self._owned = owned(self._ours, device)
+        self._seen = seen(self._ours, device)
         self._start = torch.tensor(
             [rule.start or 0 for rule in self._ours], dtype=torch.int64, device=device
         )

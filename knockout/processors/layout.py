@@ -69,25 +69,25 @@ class Owned:
     replaced_scope: Scope | None
 
 
-def _ids(rule: Rule, width: int, device: torch.device | str) -> Tensor:
-    """The ids of a rule's own intervention that the logits have, made once for each rule."""
-    key = ("ids", width, str(device))
+def _ids(rule: Rule, device: torch.device | str) -> Tensor:
+    """The ids of a rule's own intervention, made once for each rule."""
+    key = ("ids", str(device))
     found = rule.cache.get(key)
     if found is None:
         own = rule.intervention
-        ids = [] if own is None else [t for t in own.token_ids if t < width]
+        ids = () if own is None else own.token_ids
         found = rule.cache[key] = torch.tensor(ids, dtype=torch.int64, device=device)
     return found
 
 
-def owned(rules: Sequence[Rule], width: int, device: torch.device | str) -> Owned | None:
+def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
     """Lays out the own interventions of members; None where there are none."""
     have = [(m, rule) for m, rule in enumerate(rules) if rule.intervention is not None]
     if not have:
         return None
 
     def join(some: Sequence[tuple[int, Rule]]) -> tuple[Tensor, Tensor, Tensor]:
-        ids = [_ids(rule, width, device) for _, rule in some]
+        ids = [_ids(rule, device) for _, rule in some]
         sizes = torch.tensor([len(one) for one in ids], dtype=torch.int64, device=device)
         members = torch.tensor([m for m, _ in some], dtype=torch.int64, device=device)
         n = sum(len(one) for one in ids)
@@ -159,9 +159,9 @@ def _on_top(own: Intervention | None, other: Intervention) -> tuple[int, ...] | 
     return tuple(sorted(more - mine)) if mine <= more else None
 
 
-def _seen_of(rule: Rule, width: int, device: torch.device | str) -> _OneSeen:
+def _seen_of(rule: Rule, device: torch.device | str) -> _OneSeen:
     assert rule.watch is not None
-    key = (rule.intervention, rule.watch.text, width, str(device))
+    key = (rule.intervention, rule.watch.text, str(device))
     found = _seen_cache.get(key)
     if found is not None:
         return found
@@ -182,8 +182,8 @@ def _seen_of(rule: Rule, width: int, device: torch.device | str) -> _OneSeen:
         replacement=whole([-1 if one.replacement is None else one.replacement for one in some]),
         scope=_scope(some, device),
         apart=torch.tensor([more is None for more in ids], device=device),
-        entry=whole([w for w, tokens in enumerate(flat) for t in tokens if t < width]),
-        token=whole([t for tokens in flat for t in tokens if t < width]),
+        entry=whole([w for w, tokens in enumerate(flat) for _ in tokens]),
+        token=whole([t for tokens in flat for t in tokens]),
         any_apart=any(more is None for more in ids),
         scoped=any(one.first_step or one.end_step is not None for one in some),
     )
@@ -224,12 +224,12 @@ class Seen:
     most: int
 
 
-def seen(rules: Sequence[Rule], width: int, device: torch.device | str) -> Seen | None:
+def seen(rules: Sequence[Rule], device: torch.device | str) -> Seen | None:
     """Lays out what members watch; None where nothing is watched."""
     have = [(m, rule) for m, rule in enumerate(rules) if rule.watch is not None]
     if not have:
         return None
-    ones = [_seen_of(rule, width, device) for _, rule in have]
+    ones = [_seen_of(rule, device) for _, rule in have]
     sizes, starts, at = [len(one.kind) for one in ones], [], 0
     for size in sizes:
         starts.append(at)

@@ -9,7 +9,7 @@ greedy so that it takes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -53,10 +53,15 @@ class Watch:
     Attributes:
         interventions: In the order in which they are reported.
         text: The same as JSON, as it travels; equal texts are one object in a process.
+        highest: The highest token id in it; −1 where there is none.
     """
 
     interventions: tuple[Intervention, ...] = field(compare=False)
     text: str
+    highest: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "highest", _highest(self.interventions))
 
     def __len__(self) -> int:
         return len(self.interventions)
@@ -93,6 +98,21 @@ class Rule:
         own = self.intervention
         return own.token_ids if own is not None and own.is_plain_ban else ()
 
+    def check_width(self, width: int) -> None:
+        """Refuses ids that the logits do not have: an intervention on them would do nothing.
+
+        Args:
+            width: Width of the logits.
+
+        Raises:
+            ValueError: Names the request, the id and the ids that there are.
+        """
+        if self.intervention is not None and _highest((self.intervention,)) >= width:
+            where = "knockout_ids" if self.banned else "knockout_intervention"
+            _check_interventions((self.intervention,), width, f"{self}: {where}")
+        if self.watch is not None and self.watch.highest >= width:
+            _check_interventions(self.watch.interventions, width, f"{self}: knockout_watch")
+
     @property
     def coupled(self) -> bool:
         """Whether our own pick decides."""
@@ -106,6 +126,17 @@ class Rule:
             shown += f", ... ({len(ids)} ids)"
         what = "banned" if own is None or own.kind == "ban" else own.kind
         return f"request {self.name or '(unnamed)'} ({what}: {shown or 'nothing'})"
+
+
+def _highest(interventions: Iterable[Intervention]) -> int:
+    """The highest token id that any of them holds."""
+    return max((max(one.token_ids[-1], one.replacement or 0) for one in interventions), default=-1)
+
+
+def _check_interventions(interventions: Iterable[Intervention], width: int, where: str) -> None:
+    for one in interventions:
+        check_ids(one.token_ids, width=width, where=where)
+        check_ids([] if one.replacement is None else [one.replacement], width=width, where=where)
 
 
 def watch_of(interventions: tuple[Intervention, ...]) -> Watch:

@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor
 
 from knockout.processors.batch import Batch
-from knockout.processors.rules import Rule, check_ids
+from knockout.processors.rules import Rule
 
 __all__ = ["KnockoutLogitsProcessor"]
 
@@ -58,9 +58,6 @@ class KnockoutLogitsProcessor(LogitsProcessor):
                 "(beams and num_return_sequences make more rows)"
             )
         if self._batch is None:
-            for rule in self._rules:
-                if rule is not None:
-                    check_ids(rule.banned, width=scores.shape[1], where=f"{rule}: the ban")
             self._batch = Batch(self._rules, scores.shape[1], scores.device)
         positions = torch.full((len(self._rules),), input_ids.shape[1], device=scores.device)
         if self._padding is not None:

@@ -8,6 +8,7 @@ our keys pass through bit for bit.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ from knockout.processors.batch import Batch
 from knockout.processors.rules import Rule, rule_from_extra_args
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
@@ -63,15 +66,22 @@ def collect_failures(into: dict[str, str] | None) -> None:
     _failures = into
 
 
-def check_params(params: SamplingParams) -> Rule | None:
+def check_params(params: SamplingParams, width: int | None = None) -> Rule | None:
     """Reads the rule of a request and refuses what does not go with it.
 
+    Args:
+        params: The request's settings.
+        width: Width of the logits, where known.
+
     Raises:
-        ValueError: A key is wrong, or a setting would be applied beside our own pick.
+        ValueError: A key is wrong, an id is outside the logits, or a setting would be applied
+            beside our own pick.
     """
     rule = rule_from_extra_args(params.extra_args)
     if rule is None:
         return None
+    if width is not None:
+        rule.check_width(width)
     refused = _FORCING + (_OFF if rule.coupled else ())
     for name, off in refused:
         value = getattr(params, name, off[0])
@@ -92,6 +102,21 @@ def check_params(params: SamplingParams) -> Rule | None:
     return rule
 
 
+def _width_at_arrival() -> int | None:
+    """Width of the logits as vLLM's front end knows it; None where nothing is found.
+
+    The front end may be another process than the engine's, and it hands over the parameters
+    alone. So the model's configuration is read from the object that asks.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        config = getattr(frame.f_locals.get("self"), "model_config", None)
+        if config is not None:
+            return int(config.get_vocab_size())
+        frame = frame.f_back
+    return None
+
+
 class KnockoutProcessor(V1Interface, V2Interface):
     """Bans tokens and makes coupled picks inside vLLM (both model runners)."""
 
@@ -106,6 +131,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
             ValueError: V1 with speculative decoding, which skips custom processors.
         """
         self._v2 = len(rest) == 1
+        self._width = int(vllm_config.model_config.get_vocab_size())
         if not self._v2 and getattr(vllm_config, "speculative_config", None):
             raise ValueError(
                 "speculative decoding on vLLM's V1 model runner skips custom logits processors, "
@@ -121,11 +147,22 @@ class KnockoutProcessor(V1Interface, V2Interface):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuses wrong keys and settings when a request arrives (ValueError)."""
-        check_params(sampling_params)
+        if sampling_params.extra_args:
+            check_params(sampling_params, _width_at_arrival())
 
     def is_argmax_invariant(self) -> bool:
         """No: a ban changes what greedy decoding takes."""
         return False
+
+    def _rule(self, params: SamplingParams) -> Rule | None:
+        """A row's rule; where failures are collected, a wrong one ends its own request alone."""
+        try:
+            return check_params(params, self._width)
+        except ValueError as error:
+            if _failures is None:
+                raise
+            _failures[str((params.extra_args or {}).get("knockout_name", ""))] = str(error)
+            return None
 
     # V1 ----------------------------------------------------------------------------------------
 
@@ -134,11 +171,10 @@ class KnockoutProcessor(V1Interface, V2Interface):
         if process_dict_updates(self._by_row, batch_update, self._new_row):
             self._batch = None
 
-    @staticmethod
     def _new_row(
-        params: SamplingParams, prompt: list[int] | None, outputs: list[int]
+        self, params: SamplingParams, prompt: list[int] | None, outputs: list[int]
     ) -> tuple[Rule, int, list[int]] | None:
-        rule = check_params(params)
+        rule = self._rule(params)
         if rule is None:
             return None
         if prompt is None and rule.coupled:
@@ -150,7 +186,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Sets V2's slot anew; returns whether its rows are changed."""
         before = self._by_slot.pop(req_idx, None)
-        rule = check_params(sampling_params)
+        rule = self._rule(sampling_params)
         if rule is not None:
             self._by_slot[req_idx] = rule
         if rule is not None or before is not None:
