@@ -257,8 +257,16 @@ def test_explored_forks_equal_runs_from_scratch(real: tuple[Path, dict[str, list
         assert runs["banned"][0] not in ban["ids"]
         replace = explore(server, step=2, replace=" blue")
         assert runs["base"][:2] + replace["ids"] == runs["replace"]
+        # A penalty beyond every logit is a ban.
+        weak = explore(server, step=step, ban=runs["banned"], strength=1e6)
+        assert runs["base"][:step] + weak["ids"] == runs["ban"]
         for wrong in (
             {"step": 10_000, "ban": [5]},
+            {"step": 1, "replace": "#-1"},
+            {"step": 1, "replace": "#12 34"},
+            {"step": 1, "replace": "#9999999"},
+            {"step": 1, "ban": [5], "strength": 0},
+            {"step": 1, "ban": [5], "strength": "2"},
             {"step": 1, "ban": ["5"]},
             {"step": 1},
             {"step": 1, "ban": [5], "side": "other"},
@@ -289,4 +297,17 @@ def test_the_fork_explorer_in_a_browser(real: tuple[Path, dict[str, list[int]]])
             "(all) => all.map((t) => Number(t.dataset.id))"
         )
         assert runs["base"][:step] + shown == runs["ban"]
-        assert watch.errors == []
+        assert "explored=" in page.url
+        page.reload()
+        page.wait_for_selector(".explored[data-state=done]")
+        again = page.locator(".explored .t").evaluate_all(
+            "(all) => all.map((t) => Number(t.dataset.id))"
+        )
+        assert again == shown
+        page.locator(f"[data-side=baseline] .t[data-step='{step}']").click()
+        page.fill("#replacement", "#-1")
+        page.press("#replacement", "Enter")
+        page.wait_for_selector(".explored[data-state=failed]")
+        assert "expected an id as #123" in page.inner_text(".explored")
+        # The browser says of the refused request what the page says too.
+        assert all("400" in text for text in watch.errors)

@@ -85,8 +85,28 @@ def view(
             + (" and use the engine" if model else ""),
             file=sys.stderr,
         )
+    if model is not None:
+        _check_model(directory, model)
     start = None if model is None else _starter(directory, model, engine)
     serve(directory, host, port, start, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def _check_model(directory: Path, model: str) -> None:
+    """Refuses another model than the run's: its ids and its noise would mean something else."""
+    import json
+
+    from knockout.ledger import Ledger
+    from knockout.sweep.identity import model_fingerprint
+    from knockout.tokens.checkpoint import resolve_model
+
+    with Ledger.open(directory / "run.db") as ledger:
+        known = json.loads(ledger.meta().get("identity", "{}")).get("model_fingerprint")
+    found = model_fingerprint(Path(resolve_model(model)))
+    if known is not None and found != known:
+        raise UsageError(
+            f"--model {model}: its weights are not those of the run (fingerprint {found[:12]}, the run has "
+            f"{known[:12]}); give the model that the run had"
+        )
 
 
 def _starter(directory: Path, model: str, kind: str) -> Callable[[], Engine]:

@@ -43,6 +43,11 @@ class TokenTexts:
         """Whether the texts come from the model's own tokenizer."""
         return self._tokenizer is not None
 
+    @property
+    def size(self) -> int:
+        """Number of ids that have a text; 0 without a tokenizer."""
+        return 0 if self._tokenizer is None else len(self._tokenizer)
+
     def entry(self, token: int) -> list[Any]:
         """[text, kind] of a token."""
         if token not in self._seen:

@@ -74,6 +74,7 @@ class Explorer:
         step: int,
         ban: tuple[int, ...] = (),
         replace: str | None = None,
+        strength: float | None = None,
     ) -> int:
         """Asks for a continuation; returns its number.
 
@@ -86,7 +87,7 @@ class Explorer:
                 >= _MOST_WAITING
             ):
                 raise UsageError("too many continuations are waiting; stop some first")
-        job = Exploration(self._request(key, side, step, ban, replace), step)
+        job = Exploration(self._request(key, side, step, ban, replace, strength), step)
         with self._lock:
             self._next += 1
             number = self._next
@@ -124,7 +125,13 @@ class Explorer:
         self._thread.join(timeout=60)
 
     def _request(
-        self, key: PairKey, side: str, step: int, ban: tuple[int, ...], replace: str | None
+        self,
+        key: PairKey,
+        side: str,
+        step: int,
+        ban: tuple[int, ...],
+        replace: str | None,
+        strength: float | None,
     ) -> Request:
         cell, candidate = CellKey(*key[:3]), key[3]
         knocked_out = side == "knockout"
@@ -147,11 +154,18 @@ class Explorer:
             sampling=sampling,
             max_tokens=max(most, len(prefix) + 1),
             prefix=tuple(prefix),
-            intervention=_ban_of((*own, *ban)),
+            intervention=_ban_of((*own, *ban))
+            if strength is None
+            else _penalty(own, ban, strength),
         )
 
     def _tokens_of(self, text: str) -> list[int]:
-        if text.startswith("#") and text[1:].isdecimal():
+        if text.startswith("#") and text != "#":
+            known = self._live.texts.size
+            if not text[1:].isdecimal() or int(text[1:]) >= known:
+                raise UsageError(
+                    f"found {text!r}; expected an id as #123, below {known}, or a text"
+                )
             return [int(text[1:])]
         ids = self._live.texts.encode(text)
         if not ids:
@@ -178,7 +192,13 @@ class Explorer:
                     self._tell(job, "stopped", "Stopped.")
                     continue
                 try:
-                    self._tell(job, "running", "The engine works …")
+                    self._tell(
+                        job,
+                        "running",
+                        "The engine works …"
+                        if engine is not None
+                        else "The model is loading; this takes up to a minute …",
+                    )
                     if engine is None:
                         engine = self._open()
                     self._go(job, engine)
@@ -234,3 +254,13 @@ class Explorer:
 
 def _ban_of(ids: tuple[int, ...]) -> Intervention | None:
     return Intervention("ban", tuple(sorted(set(ids)))) if ids else None
+
+
+def _penalty(own: tuple[int, ...], ids: tuple[int, ...], strength: float) -> Intervention:
+    """A penalty beside a baseline; a knockout's own ban cannot be joined with one."""
+    if own:
+        raise UsageError("a penalty can be tried on the baseline only; ban or replace here")
+    try:
+        return Intervention("penalty", tuple(sorted(set(ids))), strength=strength)
+    except ValueError as error:
+        raise UsageError(f"λ: {error}") from None

@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _asked(body: dict[str, Any]) -> dict[str, Any]:
     """Checks what the page sent."""
     key, step, ban = body.get("key"), body.get("step"), body.get("ban", [])
-    side, replace = body.get("side"), body.get("replace")
+    side, replace, strength = body.get("side"), body.get("replace"), body.get("strength")
     fits = (
         isinstance(key, list)
         and len(key) == 4
@@ -233,12 +233,14 @@ def _asked(body: dict[str, Any]) -> dict[str, Any]:
         and all(type(token) is int for token in ban)
         and isinstance(side, str)
         and (replace is None or isinstance(replace, str))
+        and (strength is None or type(strength) in (int, float))
     )
     if not fits or (not ban and replace is None):
         raise UsageError("expected key, side, step, and ban or replace")
     assert isinstance(key, list)
     b, p, s, c = key
-    return {"key": (b, p, s, c), "side": side, "step": step, "ban": tuple(ban), "replace": replace}
+    change = {"ban": tuple(ban), "replace": replace, "strength": strength}
+    return {"key": (b, p, s, c), "side": side, "step": step, **change}
 
 
 def _there(value: dict[str, Any] | None) -> dict[str, Any]:

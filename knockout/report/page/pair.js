@@ -185,5 +185,6 @@ async function pairPage(data, parts) {
   }
   const explorer = settings.explore ? exploreFrom(found, page) : null;
   page.append(statusLine(page, explorer));
+  if (settings.explore) requestAnimationFrame(() => exploredBefore(found, page));
   return [page];
 }
