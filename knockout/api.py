@@ -139,11 +139,29 @@ class Run:
 
         return Plots(self.folder)
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Writes the HTML report, into the run directory if `out` is not given; returns its path."""
+    def report(
+        self, out: str | Path | None = None, *, compare: Run | str | Path | None = None
+    ) -> Path:
+        """Writes the HTML report.
+
+        Args:
+            out: The file; `report.html` in the run directory if not given.
+            compare: Another run, or its directory, which gets a page beside this one.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            UsageError: The runs have no benchmark or no candidate in common.
+        """
         from knockout.report.build import build_report
 
-        made = build_report(self.folder, None if out is None else Path(out))
+        other = compare.folder if isinstance(compare, Run) else compare
+        made = build_report(
+            self.folder,
+            None if out is None else Path(out),
+            compare=None if other is None else Path(other),
+        )
         return Path(made["path"])
 
     def _repr_html_(self) -> str:

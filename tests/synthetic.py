@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def write_run(
     share: float = 0.4,
     longest: int = 0,
     complete: bool = True,
+    pairs: int = 0,
     seed: int = 0,
 ) -> Path:
     """Writes `config.yaml` and `run.db`.
@@ -52,11 +54,17 @@ def write_run(
         share: Of knockouts that fork.
         longest: Length of one trajectory of the first benchmark; 0 for none.
         complete: Whether all cells are there.
+        pairs: Pairs of the first candidates, banned together.
         seed: Of the random tokens and grades.
     """
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     candidates = list(_candidates(tokenizer, n_candidates, n_controls))
+    for one, other in list(combinations(candidates[:n_candidates], 2))[:pairs]:
+        ids = tuple(sorted((*one.token_ids, *other.token_ids)))
+        name = f"{one.name} + {other.name}"
+        both = (one.name, other.name)
+        candidates.insert(-1, Candidate(name, ban(ids), both, "candidate", members=both))
     rows = [BenchmarkRow(name, "exact_match", n_seeds, f"f{name}") for name, _ in benchmarks]
     problems = [
         ProblemRow(
@@ -75,7 +83,7 @@ def write_run(
             "engine": {"kind": "transformers", "dtype": "float32"},
             "benchmarks": [name for name, _ in benchmarks],
             "seeds": n_seeds,
-            "candidates": {"ids": [t for c in candidates for t in c.token_ids]},
+            "candidates": {"ids": sorted({t for c in candidates for t in c.token_ids})},
         }
     )
     (folder / "config.yaml").write_text(dump_sweep(sweep), encoding="utf-8")

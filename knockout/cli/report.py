@@ -35,6 +35,10 @@ def report(
         float,
         typer.Option("--trajectories-mb", min=0, help="Room for trajectories in the file, in MB."),
     ] = 2.4,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="DIR", help="Another run, set beside this one."),
+    ] = None,
 ) -> None:
     """Writes the report of a run: one HTML file that needs no network."""
     if figures is not None:
@@ -46,7 +50,7 @@ def report(
             return
     from knockout.report.build import build_report
 
-    made = build_report(directory, out, budget=round(1e6 * trajectories_mb))
+    made = build_report(directory, out, budget=round(1e6 * trajectories_mb), compare=compare)
     print(made["path"])
     print(
         f"{made['bytes'] / 1e6:.1f} MB in {made['seconds']:.1f} s; it holds {made['pairs']} of "

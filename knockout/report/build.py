@@ -16,6 +16,7 @@ from knockout.figures.write import licence as figure_licence
 from knockout.figures.write import scripts as figure_scripts
 from knockout.files import write_text
 from knockout.ledger import Ledger
+from knockout.report.comparison import comparison_of
 from knockout.report.data import details, overview, shown_config
 from knockout.report.plots import page_specs
 from knockout.report.sample import Sample, pack, sample_pairs
@@ -36,11 +37,17 @@ TRAJECTORY_BYTES = 2_400_000
 # Forks whose replacement is looked up, over all candidates; each costs a read of its tokens.
 MOST_LOOKED_UP = 60_000
 
-_SCRIPTS = ("core", "plots", "overview", "table", "candidate", "pair", "explore", "health", "main")
+_SCRIPTS = (
+    "core", "plots", "overview", "table", "candidate", "pair", "explore", "compare", "health", "main",
+)  # fmt: skip
 
 
 def build_report(
-    folder: Path, out: Path | None = None, *, budget: int = TRAJECTORY_BYTES
+    folder: Path,
+    out: Path | None = None,
+    *,
+    budget: int = TRAJECTORY_BYTES,
+    compare: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a run's report.
 
@@ -48,12 +55,13 @@ def build_report(
         folder: The run directory.
         out: The file; `report.html` in the run directory by default.
         budget: Bytes that sampled trajectories may take in the file.
+        compare: Another run, which gets a page of its own beside this one.
 
     Returns:
         path, bytes, seconds, pairs (in the file) and forks (in the run).
 
     Raises:
-        UsageError: There is no run.
+        UsageError: There is no run, or the two have nothing in common.
         KnockoutError: Its ledger is damaged, or the file cannot be written.
     """
     started = time.monotonic()
@@ -61,7 +69,8 @@ def build_report(
     with open_ledger(folder) as ledger:
         run = read_run(folder, ledger)
         texts = open_texts(run.sweep, ledger)
-        chunks, sample = report_chunks(run, ledger, texts, budget)
+        compared = comparison_of(folder, compare, run.sweep.verdict.alpha) if compare else None
+        chunks, sample = report_chunks(run, ledger, texts, budget, compared)
     page = render_page(f"{run.folder.resolve().name} · knockout", chunks, live=False)
     write_text(target, page)
     return {
@@ -74,7 +83,11 @@ def build_report(
 
 
 def report_chunks(
-    run: RunView, ledger: Ledger, texts: TokenTexts, budget: int
+    run: RunView,
+    ledger: Ledger,
+    texts: TokenTexts,
+    budget: int,
+    compared: dict[str, Any] | None = None,
 ) -> tuple[dict[str, str], Sample]:
     """The report's data by name, packed; the page unpacks a chunk when it needs it."""
     found, total = frequencies(ledger)
@@ -86,6 +99,7 @@ def report_chunks(
         for entry in entries:
             join_pieces(entry, texts)
     head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
+    head["comparison"] = compared
     head |= {"figures": page_specs(head), "themes": themes()}
     head["config"] = shown_config((run.folder / "config.yaml").read_text(encoding="utf-8"))
     chunks = {"overview": pack(head)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -13,6 +12,8 @@ import yaml
 from numpy.typing import NDArray
 
 from knockout.ledger import Ledger
+from knockout.report.contrasts import doses, pairs
+from knockout.report.plain import plain
 from knockout.report.source import RunView
 from knockout.report.tables import LOST, UNGRADED, WON, CellTable, ForkTable, describe_forks
 from knockout.verdicts.findings import findings, interval_of
@@ -70,12 +71,12 @@ def overview(
         share = found[b, c] / max(int(total[b]), 1) if b >= 0 else found[:, c].sum() / total.sum()
         rows.append(
             {
-                **{key: _plain(value) for key, value in row.items()},
+                **{key: plain(value) for key, value in row.items()},
                 "b": b,
                 "c": c,
                 **{name: verdict_key(row, rule) for name, rule in _KEYS.items()},
                 **_by_rule(row, levels, run.sweep.verdict.alpha),
-                "per_1000": _plain(1000 * float(share)),
+                "per_1000": plain(1000 * float(share)),
             }
         )
     benchmarks = [
@@ -93,7 +94,7 @@ def overview(
         "counts": _counts(run.rows),
         "findings": _findings(run),
         "doses": doses(run.rows),
-        "pairs": [],
+        "pairs": pairs(ledger, run.sweep.verdict.alpha),
         "map": outcome_cells(run, ledger),
         "cost": _cost(run, benchmarks),
         "racing": [_racing(b, cell, ledger) for b, cell in zip(names, run.cells, strict=True)],
@@ -152,34 +153,6 @@ def _findings(run: RunView) -> dict[str, Any]:
         "cost": said.cost,
         "next": list(said.next_steps),
     }
-
-
-def doses(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the dose-response figure: the penalties of each set of ids, and its ban last."""
-    by_ids: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        by_ids.setdefault((row["benchmark"], *row["token_ids"]), []).append(row)
-    out = []
-    for own in by_ids.values():
-        strengths = [row for row in own if (row.get("strength") or 0) == (row.get("strength") or 0)]
-        if not any(row.get("strength") for row in strengths):
-            continue
-        strengths.sort(key=lambda row: row.get("strength") or math.inf)
-        label = next((r["candidate"] for r in own if not r.get("strength")), own[0]["candidate"])
-        for order, row in enumerate(strengths):
-            strength = row.get("strength")
-            out.append(
-                {
-                    "benchmark": row["benchmark"],
-                    "label": label,
-                    "strength": f"{strength:g}" if strength else "ban",
-                    "order": order,
-                    "delta": _plain(row["delta"]),
-                    "low": _plain(row["ci_low"]),
-                    "high": _plain(row["ci_high"]),
-                }
-            )
-    return out
 
 
 def outcome_cells(run: RunView, ledger: Ledger, most: int = 60) -> list[dict[str, Any]]:
@@ -301,7 +274,7 @@ def _cost(run: RunView, benchmarks: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens_generated", "tokens_naive", "tokens_audit", "wall_s", "forks", "inherited",
         "trajectories", "sessions",
     )  # fmt: skip
-    cost = {key: _plain(run.summary[key]) for key in keys}
+    cost = {key: plain(run.summary[key]) for key in keys}
     # A fixed design would have asked for every candidate in every planned cell.
     per_cell = run.cells[0].n_asked.shape[0] + 1
     planned = sum(
@@ -363,16 +336,3 @@ def shown_config(text: str) -> str:
 
 def _mean(values: NDArray[Any]) -> float | None:
     return float(values.mean()) if len(values) else None
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: numpy's numbers as Python's, NaN as None."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value

@@ -10,15 +10,20 @@ from knockout.errors import UsageError
 from knockout.figures import candidates, contrasts, runs
 from knockout.figures.theme import Spec
 from knockout.figures.write import complete, write_figure
+from knockout.report.comparison import comparison_of
 from knockout.report.data import overview
 from knockout.report.source import open_ledger, read_run
 from knockout.report.trajectories import frequencies
 
-__all__ = ["KINDS", "Plots", "level_words", "page_specs", "write_figures"]
+__all__ = ["Plots", "level_words", "page_specs", "write_figures"]
 
 RULES = ("nominal", "fdr")
-KINDS = ("forest", "volcano", "frequency", "agreement", "p_values", "racing", "dose", "cost")
 _MOST_ROWS = 40
+_OWN_ROWS = {
+    "dose": ("doses", "penalties"),
+    "interactions": ("pairs", "pairs (`candidates.pairs` asks for them)"),
+    "comparison": ("comparison", "candidates in common"),
+}
 
 Rows = list[dict[str, Any]]
 
@@ -44,8 +49,11 @@ def page_specs(data: dict[str, Any]) -> dict[str, Spec]:
         "map": runs.outcome_map(),
         "replacements": runs.replacements(),
         "dose": contrasts.dose_response(margin),
-        "interactions": contrasts.interactions(),
+        "interactions": contrasts.interactions(level_words("nominal", alpha)),
+        "interaction_map": contrasts.interaction_map(),
     }
+    if compared := data.get("comparison"):
+        found["comparison"] = contrasts.comparison(compared["names"], compared["farthest"])
     for rule in RULES:
         found[f"forest/{rule}"] = candidates.forest(rule, margin, level_words(rule, alpha))
         line = f"p < {alpha:g}" if rule == "nominal" else f"fdr at {alpha:g}"
@@ -118,6 +126,40 @@ class Plots:
         """Δ on one benchmark against Δ on another."""
         return self._chart("agreement", one, rule, other)
 
+    def dose(self, benchmark: str | None = None) -> Any:
+        """Δ against the strength of penalties, the ban last; `benchmark` as for `forest`.
+
+        Raises:
+            UsageError: The run has no penalties, or as for `forest`.
+        """
+        return self._chart("dose", benchmark, None)
+
+    def interactions(self, benchmark: str | None = None) -> Any:
+        """What each pair of `candidates.pairs` does beyond its members, Δ_AB − Δ_A − Δ_B.
+
+        The 40 pairs with the largest interaction, each with its 1 − α interval; `benchmark` as for
+        `forest`.
+
+        Raises:
+            UsageError: The run has no pairs, or as for `forest`.
+        """
+        return self._chart("interactions", benchmark, None)
+
+    def comparison(self, other: Any, benchmark: str | None = None) -> Any:
+        """Δ in this run against Δ in another; what differs for sure has its name.
+
+        Args:
+            other: The other `Run`, or its directory.
+            benchmark: The first one if not given.
+
+        Raises:
+            UsageError: The runs have nothing in common, or as for `forest`.
+        """
+        self.data["comparison"] = comparison_of(
+            self._folder, Path(getattr(other, "folder", other)), self.data["run"]["alpha"]
+        )
+        return self._chart("comparison", benchmark, None)
+
     def _chart(self, kind: str, benchmark: str | None, rule: str | None, other: str = "") -> Any:
         try:
             import altair
@@ -146,6 +188,8 @@ class Plots:
             if given not in known:
                 raise UsageError(f"{what}: found {given!r}; expected one of {', '.join(known)}")
         specs = page_specs(self.data)
+        if kind in _OWN_ROWS:
+            return specs[kind], self._own_rows(kind, name)
         rows = [r for r in self.data["rows"] if r["benchmark"] == name and r["delta"] is not None]
         if kind == "forest":
             rows = sorted(rows, key=lambda row: -abs(row["delta"]))[:_MOST_ROWS]
@@ -154,6 +198,17 @@ class Plots:
             rows = [{**r, "other": there[r["c"]]} for r in rows if there.get(r["c"]) is not None]
             return specs[f"agreement/{name}/{other}/{rule}"], rows
         return specs.get(f"{kind}/{rule}") or specs[kind], rows
+
+    def _own_rows(self, kind: str, benchmark: str) -> Rows:
+        """Rows of a figure that does not draw the verdict table."""
+        key, what = _OWN_ROWS[kind]
+        found = self.data[key]["rows"] if kind == "comparison" else self.data[key]
+        rows = [row for row in found if row["benchmark"] == benchmark]
+        if not rows:
+            raise UsageError(f"{self._folder}: {benchmark} has no {what}; nothing to plot")
+        if kind == "interactions":
+            rows = sorted(rows, key=lambda row: -abs(row["interaction"] or 0.0))[:_MOST_ROWS]
+        return rows
 
 
 def write_figures(folder: Path, out: Path, kinds: Sequence[str] = ("pdf", "svg")) -> list[Path]:
@@ -165,8 +220,8 @@ def write_figures(folder: Path, out: Path, kinds: Sequence[str] = ("pdf", "svg")
         kinds: Endings: "pdf", "svg", "png", "html".
 
     Returns:
-        For each benchmark `forest-`, `volcano-`, `frequency-` and `p_values-<benchmark>`, in each of the
-        kinds and as CSV.
+        For each benchmark `forest-`, `volcano-`, `frequency-` and `p_values-<benchmark>`, and where the
+        run has them `dose-` and `interactions-`, in each of the kinds and as CSV.
 
     Raises:
         UsageError: vl-convert-python is not installed, or the run has no finished cell.
@@ -175,7 +230,12 @@ def write_figures(folder: Path, out: Path, kinds: Sequence[str] = ("pdf", "svg")
     written: list[Path] = []
     for name in plots.benchmarks:
         file = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
-        for kind in ("forest", "volcano", "frequency", "p_values"):
+        more = [
+            kind
+            for kind in ("dose", "interactions")
+            if any(row["benchmark"] == name for row in plots.data[_OWN_ROWS[kind][0]])
+        ]
+        for kind in ("forest", "volcano", "frequency", "p_values", *more):
             spec, rows = plots.figure(kind, name)
             for ending in kinds:
                 written += write_figure(spec, rows, out / f"{kind}-{file}.{ending}")

@@ -1,6 +1,7 @@
 // Pages by the address's hash, the theme, and in a live page the refresh.
 
 const PAGES = { "": ["Overview", overviewPage], table: ["Table", tablePage], health: ["Health", healthPage] };
+const compared = (data) => (data.comparison ? { compare: ["Compare", comparePage] } : {});
 const DEEP = { candidate: candidatePage, pair: pairPage };
 let overview = null;
 let turn = 0;
@@ -15,8 +16,9 @@ function frame(data) {
 async function show(focus) {
   const own = (turn += 1);
   const { parts: [page = "", ...rest] } = address();
-  byId("nav").replaceChildren(...Object.entries(PAGES).map(([key, [name]]) => el("a", { href: `#/${key}`, "aria-current": key === page ? "page" : null }, name)));
-  const make = (PAGES[page] || [null, DEEP[page] || nowhere])[1];
+  const pages = { ...PAGES, ...compared(overview) };
+  byId("nav").replaceChildren(...Object.entries(pages).map(([key, [name]]) => el("a", { href: `#/${key}`, "aria-current": key === page ? "page" : null }, name)));
+  const make = (pages[page] || [null, DEEP[page] || nowhere])[1];
   let content;
   try {
     content = await make(overview, rest);

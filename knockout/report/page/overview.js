@@ -112,10 +112,32 @@ function figuresOf(data) {
         draw(`agreement/${benchmark}/${other}/${rule}`, `Δ on ${other} against Δ`, withOther(data, rows, other))) : null,
       figure("p-values", "Flat where nothing has an effect; a peak at the left is signal. A peak at 1: bans that changed no grade.", draw("p_values", "Histogram of p-values")),
       dose.length ? figure("Dose and response", "Δ against the strength of the penalty; the ban comes last.", draw("dose", "Dose-response curves", dose, { columns: null })) : null,
-      pairs.length ? figure("Interactions", "Δ of the pair minus the Δ of both.", draw("interactions", "Interactions of pairs", pairs, { columns: null })) : null,
       shrinks ? figure("Racing", "Candidates that each round of seeds still knocked out.", plot("racing", "Candidates still running in each round of seeds", raced)) : null),
+    pairs.length ? pairsBlock(data, benchmark, pairs) : null,
     map.length ? figure("Who wins and loses which problem", "Won minus lost seeds; pairs of problem and candidate that changed nothing are blank.", el("div", { class: "tall" }, draw("map", "Map of problems and candidates", map, { columns: null }))) : null);
   return box;
+}
+
+const PAIR_COLUMNS = [
+  ["pair", (r) => toCandidate(r.c, r.pair), false], ["Δ first", (r) => signed(r.delta_first)], ["Δ second", (r) => signed(r.delta_second)],
+  ["Δ pair", (r) => signed(r.delta_pair)], ["interaction", (r) => signed(r.interaction)], ["interval", (r) => span(r.ci_low, r.ci_high)],
+  ["p", (r) => pvalue(r.p_value)], ["p adj.", (r) => pvalue(r.p_adjusted)], ["problems", (r) => count(r.n_problems)],
+];
+
+// Pairs: do two tokens stand in for each other (below 0), or do they lose the same answers (above 0)?
+function pairsBlock(data, benchmark, pairs) {
+  const ranked = [...pairs].sort((a, b) => Math.abs(b.interaction || 0) - Math.abs(a.interaction || 0));
+  const few = ranked.slice(0, 40);
+  const members = new Set(pairs.flatMap((r) => [r.first, r.second])).size;
+  const level = `${percent(1 - data.run.alpha, 0)} intervals, not corrected`;
+  return el("section", {}, el("h2", {}, "Pairs"),
+    el("p", { class: "dim" }, `Interaction: Δ of the pair − Δ of its members. Below 0 each stands in for the other, above 0 they lose the same answers. ${level}; p adj. is Benjamini-Hochberg over the pairs of the benchmark.`),
+    el("div", { class: "grid" },
+      figure("Interactions", pairs.length > few.length ? `The ${few.length} largest of ${pairs.length}.` : null, plot("interactions", `Interactions of pairs, ${benchmark}, ${level}`, few, { file: `interactions-${benchmark}` })),
+      members > 3 ? figure("Who stands in for whom", null, plot("interaction_map", `Interaction of every pair of tokens, ${benchmark}`, pairs, { file: `interaction_map-${benchmark}` })) : null),
+    el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Interactions of pairs" }, el("table", {},
+      el("thead", {}, el("tr", {}, PAIR_COLUMNS.map(([name, , n]) => el("th", { scope: "col", class: n === false ? null : "n" }, name)))),
+      el("tbody", {}, ranked.map((r) => el("tr", {}, PAIR_COLUMNS.map(([, show, n]) => el("td", { class: n === false ? null : "n" }, show(r)))))))));
 }
 
 function withOther(data, rows, other) {
