@@ -8,13 +8,13 @@ run.verdicts()
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from knockout.config.sweep import Sweep as _Sweep
-from knockout.errors import UsageError
+from knockout.errors import UsageError, shortened
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
 
 if TYPE_CHECKING:
@@ -79,6 +79,18 @@ class Sweep(_Sweep):
 
         loaded = load_sweep(Path(path), sets)
         return cls.model_validate(loaded.model_dump(exclude_unset=True))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that differ from their defaults."""
+        from html import escape
+
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(key)}</th>"
+            f"<td style='text-align:left'>{escape(shortened(str(value)))}</td></tr>"
+            for key, value in given.items()
+        )
+        return f"<p><strong>Sweep</strong></p><table>{rows}</table>"
 
     def run(self, out: str | Path, *, retry_failed: bool = True) -> Run:
         """Runs the sweep, or goes on with it; shows how far it is, in notebooks too.
@@ -174,6 +186,132 @@ class Run:
         said = data["findings"]
         lines = "".join(f"<li>{escape(text)}</li>" for text in (*said["context"], said["cost"]))
         return f"<p><strong>{escape(said['headline'])}</strong></p><ul>{lines}</ul>"
+
+    def export(
+        self,
+        out: str | Path | None = None,
+        *,
+        format: Literal["ids", "json", "yaml", "csv", "parquet"] = "ids",
+        verdicts: Collection[str] = (),
+        evidence: Collection[str] = (),
+        rule: str | None = None,
+        benchmark: str | None = None,
+        across: Literal["overall", "any", "all"] = "overall",
+        group: Literal["candidate", "control"] = "candidate",
+        freeze_list: str | Path | None = None,
+        top: int | None = None,
+        by: str = "delta",
+        scores: str | Path | None = None,
+        special: bool = False,
+    ) -> list[int]:
+        """Chooses token ids for training, as `knockout export` does; warns where some are undetermined.
+
+        Args:
+            out: A file to write as well.
+            format: Of that file.
+            verdicts: "strong_pillar", "strong_stumbling_block", "neutral"; all if empty.
+            evidence: "effect", "equivalent", "undetermined"; all if empty.
+            rule: Instead of the run's own.
+            benchmark: Judges by this one alone.
+            across: "overall", or the wanted verdict on "any" or "all" benchmarks.
+            group: Candidates or controls.
+            freeze_list: A file of mined tokens: those of them that are neither pillars nor
+                undetermined.
+            top: The first N only.
+            by: What `top` ranks by: "delta", "p_value", "p_adjusted", or a column of `scores`.
+            scores: Token scores of `mine`.
+            special: Whether candidates that hold special tokens are kept.
+
+        Returns:
+            The token ids, rising, without repeats.
+
+        Raises:
+            UsageError: A value is unknown or does not go with another.
+        """
+        import warnings
+
+        from knockout.sweep.lists import choose, write_list
+
+        known = ("ids", "json", "yaml", "csv", "parquet")
+        if format not in known:
+            raise UsageError(f"format: found {format!r}; expected one of {', '.join(known)}")
+        chosen = choose(
+            self.folder,
+            verdicts=[verdicts] if isinstance(verdicts, str) else verdicts,
+            evidence=[evidence] if isinstance(evidence, str) else evidence,
+            rule=rule,
+            benchmark=benchmark,
+            across=across,
+            group=group,
+            special=special,
+            rocks=None if freeze_list is None else Path(freeze_list),
+            top=top,
+            by=by,
+            scores=None if scores is None else Path(scores),
+        )
+        for note in chosen.notes:
+            if note.startswith("warning: "):
+                warnings.warn(note.removeprefix("warning: "), UserWarning, stacklevel=2)
+        if out is not None:
+            write_list(chosen, format, Path(out))
+        return chosen.token_ids
+
+    def confirm(
+        self,
+        out: str | Path | None = None,
+        *,
+        candidates: Collection[str] = (),
+        verdicts: Collection[str] = (),
+        joint: Sequence[str] | None = None,
+        seeds: int | None = None,
+        split: bool = False,
+    ) -> pd.DataFrame:
+        """Tests the run's choice again, as `knockout confirm` does; generates unless `split`.
+
+        Args:
+            out: The new run's directory; `confirm` (or `split`) in the run directory if not given.
+            candidates: Names to test; with `verdicts` both count. Without either: pillars and
+                stumbling blocks.
+            verdicts: Candidates called so by either rule.
+            joint: Lists that are banned at once, "NAME=all", "NAME=verdict:V", "NAME=evidence:E" or
+                "NAME=FILE" each; () for none, None for all neutrals and all candidates.
+            seeds: Repeats; as many as the run had if not given.
+            split: Generates nothing: chooses on one half of the problems, estimates on the other.
+
+        Returns:
+            A row for each benchmark and candidate, with the columns of `confirm.csv`: the first
+            estimate, the fresh one, and whether it was confirmed. `attrs` holds the counts and notes
+            of `confirm.json`.
+
+        Raises:
+            UsageError: The run is unfinished, a name is not there, or nothing is chosen.
+            KnockoutError: The engine failed; what had finished is kept.
+        """
+        import pandas as pd
+
+        from knockout.sweep.confirm import COMPARED
+        from knockout.sweep.confirmed import confirm_on_fresh_seeds, confirm_on_other_half
+
+        if split:
+            if joint or seeds is not None:
+                raise UsageError("confirm: split generates nothing; leave joint and seeds")
+            folder = self.folder / "split" if out is None else Path(out)
+            found = confirm_on_other_half(
+                self.folder, folder, candidates=candidates, verdicts=verdicts
+            )
+        else:
+            folder = self.folder / "confirm" if out is None else Path(out)
+            found = confirm_on_fresh_seeds(
+                self.folder,
+                folder,
+                candidates=candidates,
+                verdicts=verdicts,
+                joint=joint,
+                seeds=seeds,
+            )
+        frame = pd.DataFrame(found.pop("rows"), columns=list(COMPARED))
+        frame.attrs |= found
+        return frame
 
     def verdicts(
         self,

@@ -153,3 +153,43 @@ class TestRun:
 def test_a_folder_without_a_run_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="no run here"):
         knockout.load_run(tmp_path)
+
+
+@pytest.mark.engine
+class TestLists:
+    def test_exported_ids_are_those_of_the_command(self, tmp_path: Path) -> None:
+        run = knockout.load_run(small_run())
+        with pytest.warns(UserWarning, match="undetermined: measured too little"):
+            ids = run.export(tmp_path / "list.json", format="json")
+        table = run.verdicts()
+        own = table[table["group"] == "candidate"]
+        assert ids == sorted({t for row in own["token_ids"] for t in row})
+        written = json.loads((tmp_path / "list.json").read_text(encoding="utf-8"))
+        assert sorted(t for c in written["candidates"] for t in c["token_ids"]) == ids
+        code = "from knockout.cli import main; main()"
+        command = [sys.executable, "-c", code, "export", str(small_run()), "--format", "ids"]
+        told = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert json.loads(told.stdout) == ids
+        for wrong in ({"verdicts": "pillar"}, {"evidence": ["none"]}, {"format": "xml"}):
+            with pytest.raises(UsageError, match="expected one of"):
+                run.export(**wrong)
+
+    def test_a_confirmation_splits_and_runs(self, tmp_path: Path) -> None:
+        run = knockout.load_run(small_run())
+        half = run.confirm(tmp_path / "half", candidates=['" the"'], split=True)
+        assert half["candidate"].tolist() == ['" the"']
+        assert (tmp_path / "half" / "confirm.csv").exists()
+        fresh = run.confirm(tmp_path / "fresh", candidates=['" the"'], joint=(), seeds=1)
+        assert fresh["candidate"].tolist() == ['" the"']
+        assert fresh.attrs["shared_seeds"] == 0
+        again = knockout.load_run(tmp_path / "fresh")
+        own = again.verdicts().set_index("candidate")
+        assert fresh["fresh_delta"][0] == pytest.approx(own["delta"]['" the"'])
+        with pytest.raises(UsageError, match="no candidate 'x'"):
+            run.confirm(tmp_path / "x", candidates=["x"])
+
+    def test_a_sweep_shows_itself(self) -> None:
+        shown = knockout.Sweep(**SETTINGS)._repr_html_()
+        assert "knockout_starter_arithmetic" in shown
+        assert "<td" in shown
+        assert "run_seed" not in shown

@@ -74,36 +74,31 @@ def confirm(
     for wanted in verdict or []:
         one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
     quiet_libraries()
-    from knockout.ledger import Ledger
-    from knockout.sweep.confirm import derive, write_comparison
-    from knockout.sweep.results import verdict_table
-    from knockout.sweep.run import run_sweep
+    from knockout.sweep.confirmed import confirm_on_fresh_seeds, confirm_on_other_half
 
     if split:
-        from knockout.sweep.split import split_run
-
         if joint or no_joint or seeds or run_seed is not None or not retry_failed:
             raise UsageError(
                 "--split generates nothing; of the options it takes --candidates, --verdict and --out"
             )
-        chosen, fresh = split_run(directory, candidates=candidates or (), verdicts=verdict or ())
         folder = out or directory / "split"
-        folder.mkdir(parents=True, exist_ok=True)
-        _report(write_comparison(chosen, fresh, folder), folder, as_json)
+        found = confirm_on_other_half(
+            directory, folder, candidates=candidates or (), verdicts=verdict or ()
+        )
+        _report(found, folder, as_json)
         return
-    plan = derive(
+    folder = out or directory / "confirm"
+    found = confirm_on_fresh_seeds(
         directory,
+        folder,
         candidates=candidates or (),
         verdicts=verdict or (),
         joint=() if no_joint else joint,
         seeds=seeds,
         run_seed=run_seed,
+        retry_failed=retry_failed,
+        again=" ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])]),
     )
-    folder = out or directory / "confirm"
-    again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
-    run_sweep(plan.sweep, folder, retry_failed=retry_failed, again=again)
-    with Ledger.open(folder / "run.db") as ledger:
-        found = write_comparison(plan, verdict_table(ledger, plan.sweep.verdict), folder)
     _report(found, folder, as_json)
 
 

@@ -314,89 +314,36 @@ def export(
         raise UsageError("--freeze-list chooses by verdict itself; leave --verdict and --evidence")
     if top is None and (scores is not None or by != "delta"):
         raise UsageError("--by and --scores rank for --top; say how many with --top N")
-    from knockout.ledger import Ledger
-    from knockout.sweep.results import verdict_table
-    from knockout.tokens.token_list import read_scores, read_token_list
-    from knockout.verdicts.export import freeze_list, ranked, render, selected, write
+    from knockout.sweep.lists import choose, describe
+    from knockout.verdicts.export import render, write
 
-    sweep = sweep_of(directory)
-    chosen_rule = sweep.verdict.model_copy(update={"rule": rule} if rule else {})
-    with Ledger.open(directory / "run.db") as ledger:
-        meta = ledger.meta()
-        table = verdict_table(ledger, chosen_rule)
-        if table["preliminary"].any():
-            print(PRELIMINARY, file=sys.stderr)
-        chosen = selected(
-            table,
-            verdicts=verdict or (),
-            evidence=evidence or (),
-            benchmark=benchmark,
-            across=across,  # type: ignore[arg-type]
-            groups={c.name: c.group for c in ledger.candidates},
-            group=group,
-            special_ids=ledger.meta_json("special_ids", []),
-            with_special=special,
-        )
-    selection: dict[str, Any] = {
-        "verdicts": verdict or [],
-        "evidence": evidence or [],
-        "benchmark": benchmark,
-        "across": across,
-        "group": group,
-    }
-    if rocks is not None:
-        listed = read_token_list(rocks, column=column)
-        chosen, left = freeze_list(listed, chosen, keep_undetermined=keep_undetermined)
-        selection["freeze_list"] = {"n_rocks": len(listed), "left_out": left}
-        told = ", ".join(f"{len(ids)} {reason}" for reason, ids in left.items())
-        print(f"{len(chosen)} of {len(listed)} rocks; left out: {told}", file=sys.stderr)
-    if top is not None:
-        chosen = ranked(chosen, top, by, None if scores is None else read_scores(scores, by))
-        selection |= {"top": top, "by": by}
-    _say_what_is_undetermined(chosen)
+    chosen = choose(
+        directory,
+        verdicts=verdict or (),
+        evidence=evidence or (),
+        rule=rule,
+        benchmark=benchmark,
+        across=across,
+        group=group,
+        special=special,
+        rocks=rocks,
+        column=column,
+        keep_undetermined=keep_undetermined,
+        top=top,
+        by=by,
+        scores=scores,
+    )
+    for note in ([PRELIMINARY] if chosen.preliminary else []) + list(chosen.notes):
+        print(note, file=sys.stderr)
     about = None
     if for_model is not None or kind in ("json", "yaml"):
-        about = {
-            "model": sweep.model,
-            "vocabulary": _vocabulary(sweep.model, for_model, force),
-            "run": {key: meta[key] for key in ("identity_hash", "made_by")},
-            "rule": chosen_rule.model_dump(mode="json"),
-            "selection": selection,
-        }
+        quiet_libraries()
+        about = describe(chosen, for_model, force=force)
     if out is None:
-        sys.stdout.write(render(chosen, kind, about))  # type: ignore[arg-type]
+        sys.stdout.write(render(chosen.rows, kind, about))  # type: ignore[arg-type]
     else:
-        write(chosen, kind, out, about)  # type: ignore[arg-type]
-        print(f"{len(chosen)} candidates in {out}", file=sys.stderr)
-
-
-def _say_what_is_undetermined(chosen: list[dict[str, Any]]) -> None:
-    """Absence of evidence is not to be sold as evidence of absence."""
-    n = sum(row["evidence"] == "undetermined" for row in chosen)
-    if n:
-        print(
-            f"warning: {n} of these {len(chosen)} candidates {'is' if n == 1 else 'are'} "
-            "undetermined: measured too little to say that they do nothing. "
-            "--evidence equivalent and --evidence effect leave them out",
-            file=sys.stderr,
-        )
-
-
-def _vocabulary(model: str, other: str | None, force: bool) -> str:
-    """Fingerprint of the swept model's vocabulary, compared with another's where one is named."""
-    from knockout.tokens.token_list import vocabulary_fingerprint
-    from knockout.tokens.vocabulary import open_vocabulary
-
-    quiet_libraries()
-    own = vocabulary_fingerprint(open_vocabulary(model)[1])
-    if other is not None and not force:
-        theirs = vocabulary_fingerprint(open_vocabulary(other)[1])
-        if theirs != own:
-            raise UsageError(
-                f"--for {other}: its token ids mean other tokens than those of {model} (vocabulary "
-                f"{theirs}, not {own}); sweep that model, or give --force"
-            )
-    return own
+        write(chosen.rows, kind, out, about)  # type: ignore[arg-type]
+        print(f"{len(chosen.rows)} candidates in {out}", file=sys.stderr)
 
 
 def sweep_of(directory: Path) -> Any:
