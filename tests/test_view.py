@@ -309,5 +309,43 @@ def test_the_fork_explorer_in_a_browser(real: tuple[Path, dict[str, list[int]]])
         page.press("#replacement", "Enter")
         page.wait_for_selector(".explored[data-state=failed]")
         assert "expected an id as #123" in page.inner_text(".explored")
+        # Every continuation is listed, and one that runs is stopped by its button or by leaving.
+        page.locator(".jobs summary").click()
+        assert page.locator(".jobs tbody tr").count() == 1
+        assert page.locator(".jobs tbody tr").first.inner_text().split("\t")[4] == "done"
+        assert server.explorer is not None
+        held = threading.Event()
+        go = server.explorer._go
+
+        def slowly(job: Any, engine: Any) -> None:
+            held.wait(30)
+            go(job, engine)
+
+        server.explorer._go = slowly  # type: ignore[method-assign]
+        for leave in ("button", "link", "close"):
+            held.clear()
+            page.locator("[data-side=baseline] .t").nth(1).click()
+            page.click("#ban")
+            page.wait_for_selector(".explored[data-state=running]")
+            number = int(page.url.split("explored=")[1].split("&")[0])
+            if leave == "button":
+                page.get_by_role("button", name="Stop: ").click()
+            elif leave == "link":
+                page.evaluate("location.hash = '#/health'")
+            else:
+                page.goto("about:blank")
+            for _ in range(100):
+                if server.explorer._jobs[number].stopping:
+                    break
+                time.sleep(0.1)
+            held.set()
+            for _ in range(100):
+                if ask(server, f"/api/explore/{number}")[1]["state"] == "stopped":
+                    break
+                time.sleep(0.1)
+            assert ask(server, f"/api/explore/{number}")[1]["state"] == "stopped", leave
+            page.goto(f"{server.url}#/pair/0/0/0/0")
+            page.wait_for_selector(".explored", state="detached")
+            page.wait_for_selector(".side .t")
         # The browser says of the refused request what the page says too.
         assert all("400" in text for text in watch.errors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ _FIRST_PIECE = 8
 _LONGEST_PIECE = 256
 _MOST_WAITING = 8
 _MOST_KEPT = 64
+# A page asks several times a second; a browser wakes one in the background once a minute.
+_LEFT_AFTER_S = 90.0
 
 
 @dataclass(slots=True)
@@ -39,14 +42,24 @@ class Exploration:
         state: "waiting", "running", "done", "stopped" or "failed".
         message: For the page.
         ids: Tokens from the step on.
+        stopping: Whether it is to end after the piece it is at.
+        asked: What the page asked for, to show it in a list.
+        heard: When the page last asked how far it is (monotonic, s).
     """
 
     request: Request
     step: int
+    asked: dict[str, Any] = field(default_factory=dict)
     state: str = "waiting"
     message: str = "Waiting for the engine …"
     ids: list[int] = field(default_factory=list)
     stopping: bool = False
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether it was stopped, or its page was left."""
+        return self.stopping or time.monotonic() - self.heard > _LEFT_AFTER_S
 
 
 class Explorer:
@@ -87,7 +100,9 @@ class Explorer:
                 >= _MOST_WAITING
             ):
                 raise UsageError("too many continuations are waiting; stop some first")
-        job = Exploration(self._request(key, side, step, ban, replace, strength), step)
+        asked = {"key": list(key), "side": side, "step": step, "ban": list(ban)}
+        asked |= {"replace": replace, "strength": strength}
+        job = Exploration(self._request(key, side, step, ban, replace, strength), step, asked)
         with self._lock:
             self._next += 1
             number = self._next
@@ -104,11 +119,22 @@ class Explorer:
             job = self._jobs.get(number)
             if job is None:
                 return None
+            job.heard = time.monotonic()
             ids = list(job.ids)
             found = {"state": job.state, "message": job.message, "ids": ids}
         asked = job.request.intervention
         banned = [] if asked is None else list(asked.token_ids)
         return {**found, "banned": banned, "vocab": self._live.texts.vocab({*ids, *banned})}
+
+    def jobs(self) -> dict[str, Any]:
+        """All continuations that are kept, the newest first, without their tokens."""
+        with self._lock:
+            listed = [
+                {"id": n, **job.asked, "state": job.state, "tokens": len(job.ids)}
+                for n, job in reversed(self._jobs.items())
+            ]
+        used = {token for job in listed for token in job["ban"]}
+        return {"jobs": listed, "vocab": self._live.texts.vocab(used)}
 
     def stop(self, number: int) -> None:
         """Ends a continuation after the piece it is at."""
@@ -188,7 +214,7 @@ class Explorer:
         engine: Engine | None = None
         try:
             while (job := self._queue.get()) is not None:
-                if job.stopping:
+                if job.unwanted:
                     self._tell(job, "stopped", "Stopped.")
                     continue
                 try:
@@ -216,7 +242,7 @@ class Explorer:
         step, tokens, piece = job.step, list(asked.prefix), _FIRST_PIECE
         finish = "length"
         while len(tokens) < asked.max_tokens:
-            if job.stopping:
+            if job.unwanted:
                 self._tell(job, "stopped", f"Stopped after {len(tokens) - step} tokens.")
                 return
             part = Request(

@@ -154,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["pair", *key] if len(key) == 4:
                 b, p, s, c = map(_number, key)
                 return _there(live.pair((b, p, s, c)))
+            case ["explore"] if self.server.explorer is not None:
+                return self.server.explorer.jobs()
             case ["explore", number] if self.server.explorer is not None:
                 return _there(self.server.explorer.state(_number(number)))
         raise _NotFoundError

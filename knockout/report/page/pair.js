@@ -185,6 +185,10 @@ async function pairPage(data, parts) {
   }
   const explorer = settings.explore ? exploreFrom(found, page) : null;
   page.append(statusLine(page, explorer));
-  if (settings.explore) requestAnimationFrame(() => exploredBefore(found, page));
+  if (settings.explore) {
+    const jobs = jobList();
+    page.insertBefore(jobs, page.querySelector(".status"));
+    requestAnimationFrame(() => { jobs.refresh(); exploredBefore(found, page); });
+  }
   return [page];
 }
