@@ -9,15 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from knockout.errors import KnockoutError, UsageError, shortened, shown
+from knockout.grading.registry import find_grader
 
-__all__ = ["REQUIRED", "hub_access", "local_overrides", "short_name"]
-
-REQUIRED: dict[str, dict[str, type]] = {
-    "maths": {"problem": str, "answer": str},
-    "integer": {"problem": str, "answer": str},
-    "ifeval": {"prompt": str, "instruction_id_list": list, "kwargs": list},
-}
-"""Fields that a record of a JSONL file must have, by the kind of task."""
+__all__ = ["hub_access", "local_overrides", "short_name"]
 
 _TIMEOUT_S = 10.0
 
@@ -43,17 +37,16 @@ def local_overrides(task: str, config: Mapping[str, Any], data_dir: Path | None)
         return {}
     path = data_dir / f"{short_name(task)}.jsonl"
     kind = str((config.get("metadata") or {}).get("knockout_grader", ""))
+    required = find_grader(kind).fields if kind else {}
     if not path.is_file():
         if config.get("custom_dataset") or config.get("dataset_path") in ("json", "csv", "parquet"):
             return {}
-        fields = ", ".join(REQUIRED.get(kind, {})) or "the fields of " + str(
-            config.get("dataset_path")
-        )
+        fields = ", ".join(required) or "the fields of " + str(config.get("dataset_path"))
         raise UsageError(
             f"data_dir: {path} is missing; expected one JSON record a line with {fields} "
             f"(the records of {config.get('dataset_path')})"
         )
-    _check_records(path, REQUIRED.get(kind, {}))
+    _check_records(path, required)
     split = config.get("test_split") or config.get("validation_split") or "test"
     return {
         "dataset_path": "json",

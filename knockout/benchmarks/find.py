@@ -19,8 +19,12 @@ def own_tasks() -> Path:
     return (Path(knockout.__file__).parent / "tasks").resolve()
 
 
-def own_kind(name: str) -> str:
-    """How one of our tasks is graded ("maths", "integer", "ifeval"), or "" for all others."""
+def own_kind(name: str, include_path: Path | None = None) -> str:
+    """The grader that a task asks for by name, or "" where lm-eval's metric grades it."""
+    if include_path is not None:
+        manager, leaves = find_leaves(name, include_path)
+        config = manager.task_index[leaves[0][0]].cfg if len(leaves) == 1 else None
+        return str(((config or {}).get("metadata") or {}).get("knockout_grader", ""))
     from lm_eval.tasks._yaml_loader import load_yaml
 
     path = own_tasks() / f"{name}.yaml"

@@ -18,8 +18,8 @@ from knockout.benchmarks.metric import choose_metric
 from knockout.benchmarks.prompts import chat_renderer
 from knockout.benchmarks.types import Benchmark, Chat, Problem
 from knockout.errors import KnockoutError, UsageError
-from knockout.grading.golds import unreadable_golds
-from knockout.grading.graders import Grader, IfevalGrader, MathsGrader, TaskGrader
+from knockout.grading.graders import Grader, MathsGrader, TaskGrader
+from knockout.grading.registry import ToGrade, find_grader
 from knockout.tokens.thinking import known_end, opened_by
 
 __all__ = ["golds_warning", "load_benchmark", "task_grader"]
@@ -29,11 +29,6 @@ _FEWSHOT_SEED = 1234  # lm-eval's own default
 _DEFAULT_THINK_END = "</think>"
 _ID_FIELDS = ("unique_id", "id", "key")
 _LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_OWN_METRIC = {
-    "maths": "exact_match",
-    "integer": "exact_match",
-    "ifeval": "prompt_level_strict_acc",
-}
 
 
 def load_benchmark(
@@ -247,17 +242,17 @@ def _grader(
     metric: str | None,
     think: _Thinking,
 ) -> tuple[Grader, str, dict[int, str]]:
-    kind = str((task.config.metadata or {}).get("knockout_grader", ""))
-    if kind and metric in (None, _OWN_METRIC[kind]):
-        if kind == "ifeval":
-            _check_instructions(name, problems)
-            return IfevalGrader(docs, think.end, think.is_open), _OWN_METRIC[kind], {}
-        integer = kind == "integer"
-        golds = [str(doc["answer"]) for doc in docs]
-        as_text = unreadable_golds(golds, integer=integer)
-        maths = MathsGrader(golds, integer, think.end, think.is_open, frozenset(as_text))
-        return maths, _OWN_METRIC[kind], as_text
-    return *_lm_eval_grader(task, name, docs, metric, think), {}
+    asked_for = str((task.config.metadata or {}).get("knockout_grader", ""))
+    if not asked_for:
+        return *_lm_eval_grader(task, name, docs, metric, think), {}
+    kind = find_grader(asked_for)
+    if metric not in (None, kind.metric):
+        return *_lm_eval_grader(task, name, docs, metric, think), {}
+    for problem in problems:
+        if why := kind.check(problem.doc):
+            raise UsageError(f"{name}, row {problem.index} (key {problem.doc_id}): {why}")
+    grader = kind.build(ToGrade(docs, think.end, think.is_open))
+    return grader, kind.metric, dict(grader.as_text) if isinstance(grader, MathsGrader) else {}
 
 
 def _lm_eval_grader(
@@ -307,16 +302,6 @@ def golds_warning(
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-def _check_instructions(name: str, problems: Sequence[Problem]) -> None:
-    from knockout.grading.ifeval import check_doc, preflight
-
-    preflight()
-    for problem in problems:
-        why = check_doc(problem.doc)
-        if why:
-            raise UsageError(f"{name}, row {problem.index} (key {problem.doc_id}): {why}")
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from knockout.benchmarks.load import golds_warning
 from knockout.errors import UsageError, shortened
-from knockout.grading.golds import unreadable_golds
-from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
+from knockout.grading.graders import Grader, MathsGrader
+from knockout.grading.registry import ToGrade, find_grader
 
 __all__ = ["grade_file"]
 
@@ -134,24 +134,27 @@ def _grader(
     from knockout.benchmarks.find import own_kind
     from knockout.benchmarks.load import task_grader
 
-    kind = own_kind(task) if include_path is None and metric is None else ""
-    if kind in ("maths", "integer"):
-        golds = [_gold(row, f"{path}, line {n}") for n, row in rows]
-        as_text = unreadable_golds(golds, integer=kind == "integer", timeout_s=gold_s)
-        maths = MathsGrader(golds, kind == "integer", think_end, as_text=frozenset(as_text))
-        return maths, as_text
-    docs = [_doc(row, f"{path}, line {n}") for n, row in rows]
-    if kind == "ifeval":
-        from knockout.grading.ifeval import check_doc
-
-        for (n, _), doc in zip(rows, docs, strict=True):
-            if why := check_doc(doc):
-                raise UsageError(f'{path}, line {n}: "doc" is no IFEval record: {why}')
-        return IfevalGrader(docs, think_end), {}
-    grader = task_grader(
-        task, docs, data_dir=data_dir, include_path=include_path, metric=metric, think_end=think_end
-    )
-    return grader, {}
+    kind = find_grader(name) if metric is None and (name := own_kind(task, include_path)) else None
+    if kind is None:
+        docs = [_doc(row, f"{path}, line {n}") for n, row in rows]
+        own = task_grader(
+            task,
+            docs,
+            data_dir=data_dir,
+            include_path=include_path,
+            metric=metric,
+            think_end=think_end,
+        )
+        return own, {}
+    if "answer" in kind.fields:
+        docs = [{"answer": _gold(row, f"{path}, line {n}")} for n, row in rows]
+    else:
+        docs = [_doc(row, f"{path}, line {n}") for n, row in rows]
+    for (n, _), doc in zip(rows, docs, strict=True):
+        if why := kind.check(doc):
+            raise UsageError(f'{path}, line {n}: "doc" cannot be graded by {kind.name}: {why}')
+    grader = kind.build(ToGrade(docs, think_end, timeout_s=gold_s))
+    return grader, dict(grader.as_text) if isinstance(grader, MathsGrader) else {}
 
 
 def _doc(row: Mapping[str, Any], where: str) -> dict[str, Any]:

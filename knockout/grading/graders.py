@@ -33,14 +33,14 @@ class MathsGrader:
         integer: Whether answers are whole numbers.
         think_end: See `answer_part`.
         think_open: See `answer_part`.
-        as_text: Indices of the gold answers that are compared as text.
+        as_text: Index and reason of each gold answer that is compared as text.
     """
 
     golds: list[str]
     integer: bool = False
     think_end: str | None = "</think>"
     think_open: bool = False
-    as_text: frozenset[int] = frozenset()
+    as_text: Mapping[int, str] = field(default_factory=dict)
 
     def warm_up(self) -> None:
         from knockout.grading.maths import same_answer

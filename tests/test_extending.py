@@ -1,0 +1,85 @@
+"""What docs/extending.md shows works for an installed package, in the processes that grade."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from knockout.benchmarks.load import load_benchmark
+from knockout.errors import UsageError
+from knockout.grading.registry import find_grader, grader_names
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+DOC = {"question": "Who proved it?", "name": "Noether"}
+
+
+def block(language: str) -> str:
+    section = PAGE.read_text(encoding="utf-8").split("\n## A grader\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[0]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The page's grader as an installed package, with its task."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").touch()
+    (tmp_path / "my_package" / "names.py").write_text(block("python"), encoding="utf-8")
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    group, _, entry = block("toml").partition("\n")
+    (info / "entry_points.txt").write_text(
+        group.replace('project.entry-points."', "").replace('"]', "]")
+        + "\n"
+        + entry.replace('"', "")
+    )
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "who.yaml").write_text(block("yaml"), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_grader_of_a_package_grades_in_the_workers(package: Path) -> None:
+    answers = ["It was Emmy Noether.", "Hilbert", "nobody", None]
+    (package / "answers.jsonl").write_text(
+        "".join(json.dumps({"doc": DOC, "response": text}) + "\n" for text in answers)
+    )
+    command = ["-m", "knockout", "grade", "who", "answers.jsonl", "--include-path", "tasks"]
+    path = os.pathsep.join([str(package), str(PAGE.parents[1])])
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["correct"], row["status"]) for row in rows] == [
+        (1, "ok"),
+        (0, "ok"),
+        (0, "unparsed"),
+        (0, "error"),
+    ]
+
+
+def test_an_unknown_grader_is_refused_by_name(package: Path) -> None:
+    task = package / "tasks" / "who.yaml"
+    task.write_text(task.read_text().replace("names}", "noone}"))
+    (package / "who.jsonl").write_text(json.dumps(DOC) + "\n")
+    with pytest.raises(UsageError, match="found knockout_grader 'noone'; expected one of maths"):
+        load_benchmark("who", data_dir=package, include_path=package / "tasks")
+
+
+def test_what_a_task_may_ask_for() -> None:
+    assert {"maths", "integer", "ifeval"} <= set(grader_names())
+    assert find_grader("ifeval").metric == "prompt_level_strict_acc"
+    assert "it lacks kwargs" in str(
+        find_grader("ifeval").check({"prompt": "", "instruction_id_list": []})
+    )
