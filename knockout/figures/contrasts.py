@@ -203,7 +203,7 @@ def comparison(names: Sequence[str], farthest: float) -> Spec:
                         "title": "verdict",
                         "scale": {
                             "domain": ["same", "appeared", "went away", "reversed"],
-                            "range": ["#7a838c", "#0063a6", "#1b7f5c", "#b84a08"],
+                            "range": ["#7a838c", "#0063a6", "#17704f", "#b84a08"],
                         },
                     },
                     "shape": {

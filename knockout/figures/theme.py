@@ -15,7 +15,7 @@ SHORT = ("pillar", "stumbling block", "equivalent", "undetermined")
 GROUPS = ("candidate", "control", "canary")
 
 # They stay apart for colour-blind readers, in print, and against both backgrounds.
-_LIGHT = ("#0063a6", "#b84a08", "#1b7f5c", "#656d76")
+_LIGHT = ("#0063a6", "#b84a08", "#17704f", "#5c646d")
 _DARK = ("#62b5f5", "#f0914d", "#4cc29a", "#959fa9")
 
 

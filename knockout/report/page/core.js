@@ -167,5 +167,6 @@ function download(name, type, text) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
+
 const numeric = (...children) => el("td", { class: "n" }, ...children);
 const toCandidate = (c, text) => el("a", { href: `#/candidate/${c}`, class: "token" }, text);
