@@ -19,7 +19,7 @@ from knockout.errors import UsageError
 from knockout.ledger import INHERITED, BenchmarkRow, CellKey, CellRow, ForkRow, Ledger, ProblemRow
 from knockout.ledger.check import faults
 from knockout.method.interventions import ban
-from knockout.sweep.compare import COMPARISON, agreement, compare_runs, figure_points
+from knockout.sweep.compare import COMPARISON, agreement, compare_runs
 from knockout.sweep.regrade import regrade_run
 from knockout.tokens.candidates import Candidate
 
@@ -104,8 +104,6 @@ def test_differences_intervals_and_changes(tmp_path: Path) -> None:
     assert agreement(frame)["sums"] == {
         "appeared": 1, "only in a": 1, "only in b": 1, "same": 1, "went away": 1, "supported": 2,
     }  # fmt: skip
-    points = figure_points(frame)
-    assert [point["candidate"] for point in points] == ["pillar", "new", "same"]
     back = compare_runs(b, a)
     swapped = {row["candidate"]: row for row in back.to_dict("records")}["pillar"]
     assert swapped["difference"] == -pillar["difference"]

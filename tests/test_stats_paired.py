@@ -9,34 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from knockout.stats.paired import (
-    clustered_se,
-    mcnemar_exact,
     pair,
-    paired_se,
     tally_cells,
     tally_problems,
     wilson_interval,
 )
-
-
-def test_repeats_are_not_independent() -> None:
-    grades = np.repeat([[1.0], [0.0]], 15, axis=0).repeat(8, axis=1)
-    assert clustered_se(grades) == pytest.approx(0.0928, abs=5e-5)
-    naive = grades.std() / np.sqrt(grades.size)
-    assert naive == pytest.approx(0.0323, abs=5e-5)
-
-
-def test_paired_se_of_five_drops_in_thirty() -> None:
-    differences = np.repeat([-1.0, 0.0], [5, 25])[:, None]
-    assert differences.mean() == pytest.approx(-0.1667, abs=5e-5)
-    assert paired_se(differences) == pytest.approx(0.0692, abs=5e-5)
-
-
-def test_standard_error_needs_two_problems_and_skips_missing_ones() -> None:
-    assert np.isnan(clustered_se([[1.0, 0.0]]))
-    full = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    holed = np.vstack([full, [[np.nan, np.nan]]])
-    assert clustered_se(holed) == pytest.approx(clustered_se(full))
 
 
 @pytest.mark.parametrize(
@@ -53,13 +30,6 @@ def test_wilson(k: int, n: int, low: float | None, high: float | None) -> None:
 def test_wilson_without_trials_or_without_spread() -> None:
     assert wilson_interval(0.0, 0) == (0.0, 1.0)
     assert wilson_interval(0.3, 10, 0.0) == pytest.approx((0.3, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("won", "lost", "p"), [(5, 0, 0.0625), (0, 6, 0.03125), (0, 0, 1.0), (9, 21, 0.04277395)]
-)
-def test_exact_mcnemar(won: int, lost: int, p: float) -> None:
-    assert mcnemar_exact(won, lost) == pytest.approx(p, abs=1e-8)
 
 
 def test_pairs_need_both_grades() -> None:

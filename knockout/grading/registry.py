@@ -16,7 +16,7 @@ from typing import Any
 from knockout.errors import UsageError
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
 
-__all__ = ["GraderKind", "ToGrade", "find_grader", "grader", "grader_names"]
+__all__ = ["GraderKind", "ToGrade", "find_grader", "grader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,6 @@ def grader(
         return build
 
     return register
-
-
-def grader_names() -> tuple[str, ...]:
-    """The graders that are known, including those of installed packages."""
-    _load_installed()
-    return tuple(_KINDS)
 
 
 def find_grader(name: str) -> GraderKind:

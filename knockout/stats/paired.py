@@ -14,16 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 __all__ = [
     "Pairs",
     "Tally",
-    "clustered_se",
     "flips_needed",
-    "mcnemar_exact",
     "pair",
-    "paired_se",
     "tally_cells",
     "tally_problems",
     "wilson_interval",
@@ -171,45 +167,6 @@ def tally_cells(pairs: Pairs) -> Tally:
     )
 
 
-def clustered_se(grades: ArrayLike) -> float:
-    """Standard error of Pass@1 with problems as clusters (n − 1 in the denominator).
-
-    Args:
-        grades: (P, S) grades, NaN where missing.
-
-    Returns:
-        The standard error of the mean over problems of the mean over seeds; NaN for fewer than
-        two problems.
-
-    Source: Miller, "Adding error bars to evals" (2024), section 2.2, with equal weights.
-
-    Example:
-        >>> import numpy as np
-        >>> round(clustered_se(np.repeat([[1.0], [0.0]], 15, axis=0).repeat(8, axis=1)), 4)
-        0.0928
-    """
-    array = np.asarray(grades, dtype=np.float64)
-    seen = ~np.isnan(array)
-    has = seen.any(axis=1)
-    if has.sum() < 2:
-        return float("nan")
-    means = np.nansum(array[has], axis=1) / seen[has].sum(axis=1)
-    return float(means.std(ddof=1) / np.sqrt(len(means)))
-
-
-def paired_se(differences: ArrayLike) -> float:
-    """Standard error of Δ from a (P, S) array of paired differences, NaN where missing.
-
-    Pairing takes out what makes a problem easy or hard for both arms (Miller 2024, section 4).
-
-    Example:
-        >>> import numpy as np
-        >>> round(paired_se(np.repeat([-1.0, 0.0], [5, 25])[:, None]), 4)
-        0.0692
-    """
-    return clustered_se(differences)
-
-
 def wilson_interval(
     share: ArrayLike, n: ArrayLike, z: ArrayLike = 1.959963984540054
 ) -> tuple[Floats, Floats]:
@@ -246,15 +203,3 @@ def flips_needed(alpha: ArrayLike) -> Floats:
         [6.0, 13.0]
     """
     return np.asarray(np.ceil(1 - np.log2(np.asarray(alpha, dtype=np.float64)) - 1e-9))
-
-
-def mcnemar_exact(won: int, lost: int) -> float:
-    """Two-sided exact McNemar p-value: the sign test on the pairs that differ.
-
-    Example:
-        >>> mcnemar_exact(0, 5), mcnemar_exact(6, 0), mcnemar_exact(0, 0)
-        (0.0625, 0.03125, 1.0)
-    """
-    if won + lost == 0:
-        return 1.0
-    return float(stats.binomtest(won, won + lost, 0.5).pvalue)

@@ -30,7 +30,7 @@ from knockout.tokens.candidates import Candidate
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COMPARISON", "agreement", "compare_runs", "figure_points"]
+__all__ = ["COMPARISON", "agreement", "compare_runs"]
 
 COMPARISON = (
     "benchmark", "benchmark_b", "candidate", "candidate_b", "token_ids", "token_ids_b", "tokens",
@@ -106,22 +106,6 @@ def agreement(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
         }
         for name, part in frame.groupby("benchmark", sort=False)
     }
-
-
-def figure_points(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The comparison as points of a figure: Δ in one run against Δ in the other."""
-    both = frame[frame["difference"].notna()]
-    keys = (
-        "benchmark",
-        "candidate",
-        "delta_a",
-        "delta_b",
-        "ci_low",
-        "ci_high",
-        "change",
-        "supported",
-    )
-    return [{str(k): v for k, v in row.items()} for row in both[list(keys)].to_dict("records")]
 
 
 def _side(folder: Path) -> _Side:

@@ -35,12 +35,6 @@ class Cost:
     tokens: Floats
     length: float
 
-    @property
-    def saving(self) -> float:
-        """Tokens of a sweep from scratch (baseline and knockouts) per token of the forked one."""
-        scratch = self.length * (1 + len(self.tokens))
-        return float(scratch / (self.length + self.tokens.sum()))
-
 
 def rates_of(trajectories: Sequence[NDArray[np.integer]], bans: Sequence[Sequence[int]]) -> Floats:
     """(C,) how often a token of each ban occurs per trajectory, on average."""
