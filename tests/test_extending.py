@@ -14,6 +14,7 @@ import pytest
 from knockout.benchmarks.load import load_benchmark
 from knockout.errors import UsageError
 from knockout.grading.registry import find_grader
+from knockout.registry import Registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 DOC = {"question": "Who proved it?", "name": "Noether"}
@@ -83,3 +84,14 @@ def test_what_a_task_may_ask_for() -> None:
     assert "it lacks kwargs" in str(
         find_grader("ifeval").check({"prompt": "", "instruction_id_list": []})
     )
+
+
+def test_a_name_is_taken_once_but_its_module_may_be_read_again() -> None:
+    kinds: Registry[int] = Registry("number", "knockout.no_such_group")
+    kinds.add("one", 1, int)
+    kinds.add("one", 1, int)
+    with pytest.raises(UsageError, match=r"'one' exists already, from builtins\.int"):
+        kinds.add("one", 2, str)
+    assert (kinds.names(), kinds.find("one")) == (("one",), 1)
+    with pytest.raises(UsageError, match="found number 'two'; expected one of one"):
+        kinds.find("two")

@@ -28,7 +28,7 @@ FLOORS = (
     ("tokens",),
     ("config", "figures"),
     ("method", "stats", "planted"),
-    ("files",),
+    ("files", "registry"),
     ("errors", "_version"),
 )
 FLOOR = {room: height for height, rooms in enumerate(reversed(FLOORS)) for room in rooms}

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
-from knockout.errors import UsageError
 from knockout.grading.graders import Grader, IfevalGrader, MathsGrader
+from knockout.registry import Registry
 
 __all__ = ["GraderKind", "ToGrade", "find_grader", "grader"]
 
@@ -58,7 +56,7 @@ class GraderKind:
     check: Callable[[dict[str, Any]], str | None] = lambda doc: None
 
 
-_KINDS: dict[str, GraderKind] = {}
+_KINDS: Registry[GraderKind] = Registry("knockout_grader", "knockout.graders")
 
 
 def grader(
@@ -72,7 +70,7 @@ def grader(
 
     def register(build: Builder) -> Builder:
         kind = GraderKind(name, build, metric or name, fields or {}, check or (lambda doc: None))
-        _KINDS[name] = kind
+        _KINDS.add(name, kind, build)
         return build
 
     return register
@@ -84,17 +82,7 @@ def find_grader(name: str) -> GraderKind:
     Raises:
         UsageError: There is none.
     """
-    if name not in _KINDS:
-        _load_installed()
-    if name not in _KINDS:
-        raise UsageError(f"found knockout_grader {name!r}; expected one of {', '.join(_KINDS)}")
-    return _KINDS[name]
-
-
-@cache
-def _load_installed() -> None:
-    for entry in entry_points(group="knockout.graders"):
-        entry.load()
+    return _KINDS.find(name)
 
 
 _MATHS = {"problem": str, "answer": str}

@@ -9,37 +9,32 @@ module in the entry-point group `knockout.token_scores`, so that the commands kn
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
 import torch
 from torch import Tensor
 
 from knockout.errors import UsageError
 from knockout.mining.kl import PositionScores, efficiency_ratio
+from knockout.registry import Registry
 
 __all__ = ["TokenScore", "product_of", "score_names", "score_positions", "token_score"]
 
 TokenScore = Callable[[PositionScores], Tensor]
 
-_SCORES: dict[str, TokenScore] = {}
-_plugins_read = False
+_SCORES: Registry[TokenScore] = Registry("token score", "knockout.token_scores")
 
 
 def token_score(name: str) -> Callable[[TokenScore], TokenScore]:
     """Registers a token score under a name; a decorator.
 
     Raises:
-        UsageError: The name is taken, or holds what separates names.
+        UsageError: The name is taken, or contains what separates names.
     """
     if not name.isidentifier():
         raise UsageError(f"token score {name!r}: expected a name of letters, digits and _")
 
     def add(score: TokenScore) -> TokenScore:
-        there = _SCORES.get(name)
-        # The same module may be read twice.
-        if there is not None and _where(there) != _where(score):
-            raise UsageError(f"the token score {name!r} is there already, from {_where(there)}")
-        _SCORES[name] = score
+        _SCORES.add(name, score, score)
         return score
 
     return add
@@ -47,8 +42,7 @@ def token_score(name: str) -> Callable[[TokenScore], TokenScore]:
 
 def score_names() -> tuple[str, ...]:
     """The names of all scores, sorted."""
-    _read_plugins()
-    return tuple(sorted(_SCORES))
+    return tuple(sorted(_SCORES.names()))
 
 
 def product_of(text: str) -> tuple[str, ...]:
@@ -76,20 +70,8 @@ def score_positions(text: str, found: PositionScores) -> Tensor:
     """
     score = torch.ones_like(found.entropy)
     for name in product_of(text):
-        score = score * _SCORES[name](found)
+        score = score * _SCORES.find(name)(found)
     return score
-
-
-def _where(score: TokenScore) -> str:
-    return f"{score.__module__}.{score.__qualname__}"
-
-
-def _read_plugins() -> None:
-    global _plugins_read
-    if not _plugins_read:
-        _plugins_read = True
-        for point in entry_points(group="knockout.token_scores"):
-            point.load()
 
 
 @token_score("kl")

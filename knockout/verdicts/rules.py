@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.errors import UsageError
+from knockout.registry import Registry
 
 __all__ = ["Family", "Rule", "find_rule", "rule_names", "verdict_rule"]
 
@@ -61,14 +59,14 @@ class Family:
 
 Rule = Callable[[Family], Floats]
 
-_RULES: dict[str, Rule] = {}
+_RULES: Registry[Rule] = Registry("verdict rule", "knockout.verdict_rules")
 
 
 def verdict_rule(name: str) -> Callable[[Rule], Rule]:
     """Registers a function from a `Family` to (C,) adjusted p-values under a name."""
 
     def register(rule: Rule) -> Rule:
-        _RULES[name] = rule
+        _RULES.add(name, rule, rule)
         return rule
 
     return register
@@ -76,8 +74,7 @@ def verdict_rule(name: str) -> Callable[[Rule], Rule]:
 
 def rule_names() -> tuple[str, ...]:
     """The rules that are known, those of installed packages among them."""
-    _load_installed()
-    return tuple(_RULES)
+    return _RULES.names()
 
 
 def find_rule(name: str) -> Rule:
@@ -86,17 +83,7 @@ def find_rule(name: str) -> Rule:
     Raises:
         UsageError: There is none.
     """
-    if name not in _RULES:
-        _load_installed()
-    if name not in _RULES:
-        raise UsageError(f"found verdict rule {name!r}; expected one of {', '.join(_RULES)}")
-    return _RULES[name]
-
-
-@cache
-def _load_installed() -> None:
-    for entry in entry_points(group="knockout.verdict_rules"):
-        entry.load()
+    return _RULES.find(name)
 
 
 @verdict_rule("nominal")
