@@ -152,13 +152,18 @@ class Run:
         return Plots(self.folder)
 
     def report(
-        self, out: str | Path | None = None, *, compare: Run | str | Path | None = None
+        self,
+        out: str | Path | None = None,
+        *,
+        compare: Run | str | Path | None = None,
+        picks: bool = False,
     ) -> Path:
         """Writes the HTML report.
 
         Args:
             out: The file; `report.html` in the run directory if not given.
             compare: Another run, or its directory, which gets a page beside this one.
+            picks: Whether the probabilities at the forks are measured first, with the run's model.
 
         Returns:
             The file's path.
@@ -173,6 +178,7 @@ class Run:
             self.folder,
             None if out is None else Path(out),
             compare=None if other is None else Path(other),
+            picks=picks,
         )
         return Path(made["path"])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from knockout.config.libraries import quiet_libraries
 from knockout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,18 @@ def report(
         Path | None,
         typer.Option("--compare", metavar="DIR", help="Another run, set beside this one."),
     ] = None,
+    picks: Annotated[
+        bool,
+        typer.Option(
+            "--picks",
+            help="First measure how likely the picks at the forks were, with the run's model (a "
+            "forward pass over each baseline in the file); kept in DIR/picks.json.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Where that model is, if not where the run had it."),
+    ] = None,
 ) -> None:
     """Writes the report of a run: one HTML file that needs no network."""
     if figures is not None:
@@ -50,7 +63,18 @@ def report(
             return
     from knockout.report.build import build_report
 
-    made = build_report(directory, out, budget=round(1e6 * trajectories_mb), compare=compare)
+    if model is not None and not picks:
+        raise UsageError("--model is for --picks; the report itself needs no model")
+    if picks:
+        quiet_libraries()
+    made = build_report(
+        directory,
+        out,
+        budget=round(1e6 * trajectories_mb),
+        compare=compare,
+        picks=picks,
+        model=model,
+    )
     print(made["path"])
     print(
         f"{made['bytes'] / 1e6:.1f} MB in {made['seconds']:.1f} s; it holds {made['pairs']} of "

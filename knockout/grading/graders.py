@@ -11,6 +11,7 @@ from knockout.grading.grade import Grade, answer_part
 
 __all__ = ["Grader", "IfevalGrader", "MathsGrader", "TaskGrader", "metric_value"]
 
+_ANSWERS = ("answer", "Answer", "target", "gold", "solution", "label")
 _INVALID = "[invalid]"  # what lm-eval's regex filters give where nothing matches
 
 
@@ -47,6 +48,10 @@ class MathsGrader:
 
         same_answer(gold="x+1", answer=r"\frac{2x+2}{2}")
 
+    def expected(self, index: int) -> str:
+        """The gold answer."""
+        return self.golds[index]
+
     def grade(self, index: int, response: str | None, *, finished: bool) -> Grade:
         from knockout.grading.maths import grade_maths
 
@@ -73,6 +78,16 @@ class IfevalGrader:
         from knockout.grading.ifeval import preflight
 
         preflight()
+
+    def expected(self, index: int) -> str:
+        """The instructions to be followed, each with its arguments."""
+        doc = self.docs[index]
+        given = doc.get("kwargs") or [{}] * len(doc["instruction_id_list"])
+        said = []
+        for name, arguments in zip(doc["instruction_id_list"], given, strict=False):
+            values = ", ".join(f"{k} {v}" for k, v in (arguments or {}).items() if v is not None)
+            said.append(f"{name} ({values})" if values else str(name))
+        return "; ".join(said)
 
     def grade(self, index: int, response: str | None, *, finished: bool) -> Grade:
         from knockout.grading.ifeval import grade_ifeval
@@ -117,6 +132,12 @@ class TaskGrader:
 
     def warm_up(self) -> None:
         self._task = self._task or _rebuild(self)
+
+    def expected(self, index: int) -> str:
+        """The document's answer, under the names that data sets give it; "" where it has none."""
+        doc = self.docs[index]
+        found = next((doc[key] for key in _ANSWERS if doc.get(key) not in (None, "")), "")
+        return found if isinstance(found, str) else repr(found)
 
     def grade(self, index: int, response: str | None, *, finished: bool) -> Grade:
         if response is None:

@@ -418,7 +418,14 @@ def _add_plan(
         db,
         "problem",
         [
-            (p.benchmark, p.problem, p.doc_id, safe_text(p.prompt), pack_ids(p.prompt_ids))
+            (
+                p.benchmark,
+                p.problem,
+                p.doc_id,
+                safe_text(p.prompt),
+                pack_ids(p.prompt_ids),
+                safe_text(p.gold),
+            )
             for p in problems
         ],
     )

@@ -60,11 +60,12 @@ class Outcome(NamedTuple):
 
 
 class StoredProblem(NamedTuple):
-    """A problem as it was asked: its id, and its prompt as text and as ids."""
+    """A problem as it was asked: its id, its prompt as text and as ids, and a right answer."""
 
     doc_id: str
     prompt: str
     prompt_ids: NDArray[np.int32]
+    gold: str = ""
 
 
 class Session(NamedTuple):
@@ -152,13 +153,14 @@ class Queries:
     def problem(self, benchmark: int, problem: int) -> StoredProblem | None:
         """A problem, or None."""
         rows = self.query(
-            "SELECT doc_id, prompt, prompt_ids FROM problem WHERE benchmark = ? AND problem = ?",
+            "SELECT doc_id, prompt, prompt_ids, gold FROM problem"
+            " WHERE benchmark = ? AND problem = ?",
             (benchmark, problem),
         )
         if not rows:
             return None
         with damaged(self.path):
-            return StoredProblem(rows[0][0], rows[0][1], unpack_ids(rows[0][2]))
+            return StoredProblem(rows[0][0], rows[0][1], unpack_ids(rows[0][2]), rows[0][3])
 
     # Cells.
 

@@ -76,13 +76,17 @@ class BenchmarkRow:
 
 @dataclass(frozen=True, slots=True)
 class ProblemRow:
-    """A problem: its place, the benchmark's own id for it, its prompt as text and as (n,) ids."""
+    """A problem: its place, the benchmark's own id for it, its prompt as text and as (n,) ids.
+
+    `gold` is what a right answer is, for people to read; "" where the grader cannot say.
+    """
 
     benchmark: int
     problem: int
     doc_id: str
     prompt: str
     prompt_ids: NDArray[np.int32]
+    gold: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from knockout.files import write_text
 from knockout.ledger import Ledger
 from knockout.report.comparison import comparison_of
 from knockout.report.data import details, overview, shown_config
+from knockout.report.picks import measure_picks, picked_tokens, picks_of, read_picks
 from knockout.report.plots import page_specs
 from knockout.report.sample import Sample, pack, sample_pairs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
@@ -48,6 +49,8 @@ def build_report(
     *,
     budget: int = TRAJECTORY_BYTES,
     compare: Path | None = None,
+    picks: bool = False,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Writes a run's report.
 
@@ -56,6 +59,9 @@ def build_report(
         out: The file; `report.html` in the run directory by default.
         budget: Bytes that sampled trajectories may take in the file.
         compare: Another run, which gets a page of its own beside this one.
+        picks: Whether the probabilities at the forks that the file holds are measured first, with the
+            run's model (see `knockout.report.picks`); those measured before are shown anyway.
+        model: Where the run's model is, if not where it was.
 
     Returns:
         path, bytes, seconds, pairs (in the file) and forks (in the run).
@@ -70,7 +76,11 @@ def build_report(
         run = read_run(folder, ledger)
         texts = open_texts(run.sweep, ledger)
         compared = comparison_of(folder, compare, run.sweep.verdict.alpha) if compare else None
-        chunks, sample = report_chunks(run, ledger, texts, budget, compared)
+        sample = sample_pairs(run, ledger, budget)
+        if picks:
+            pairs = [tuple(e["key"]) for own in sample.knockouts.values() for e in own]
+            measure_picks(folder, run.sweep, ledger, pairs, model=model)
+        chunks = report_chunks(run, ledger, texts, sample, compared)
     page = render_page(f"{run.folder.resolve().name} · knockout", chunks, live=False)
     write_text(target, page)
     return {
@@ -86,18 +96,20 @@ def report_chunks(
     run: RunView,
     ledger: Ledger,
     texts: TokenTexts,
-    budget: int,
+    sample: Sample,
     compared: dict[str, Any] | None = None,
-) -> tuple[dict[str, str], Sample]:
+) -> dict[str, str]:
     """The report's data by name, packed; the page unpacks a chunk when it needs it."""
     found, total = frequencies(ledger)
     head = overview(run, ledger, found, total, has_tokenizer=texts.has_tokenizer)
-    sample = sample_pairs(run, ledger, budget)
+    measured = read_picks(run.folder)
     for cell in sample.baselines.values():
         join_pieces(cell["baseline"], texts)
     for entries in sample.knockouts.values():
         for entry in entries:
             join_pieces(entry, texts)
+            entry["picks"] = picks_of(measured, tuple(entry["key"]), entry["step"])
+            sample.tokens.update(picked_tokens(entry["picks"]))
     head["sample"] = {"pairs": sample.n_pairs, "forks": sample.n_forks}
     head["comparison"] = compared
     head |= {"figures": page_specs(head), "themes": themes()}
@@ -115,7 +127,7 @@ def report_chunks(
         chunks[f"b{name}"] = pack(cell)
     used.update(token for candidate in ledger.candidates for token in candidate.token_ids)
     chunks["vocab"] = pack(texts.vocab(used))
-    return chunks, sample
+    return chunks
 
 
 def candidate_replacements(

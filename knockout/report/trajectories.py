@@ -133,11 +133,16 @@ def side(ledger: Ledger, key: CellKey, candidate: int) -> dict[str, Any] | None:
 
 
 def problem(ledger: Ledger, key: CellKey) -> dict[str, Any] | None:
-    """A problem's id and prompt."""
+    """A problem's id, prompt and right answer."""
     found = ledger.problem(key.benchmark, key.problem)
     if found is None:
         return None
-    return {"doc_id": found.doc_id, "prompt": found.prompt, "ids": found.prompt_ids.tolist()}
+    return {
+        "doc_id": found.doc_id,
+        "prompt": found.prompt,
+        "ids": found.prompt_ids.tolist(),
+        "gold": found.gold,
+    }
 
 
 def pair(ledger: Ledger, key: PairKey) -> dict[str, Any] | None:

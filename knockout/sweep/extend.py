@@ -153,10 +153,12 @@ def _problem_rows(prepared: Prepared, n: int, at: int, have: int) -> Iterator[Pr
     problems = zip(
         prepared.benchmarks[n].problems, prepared.plan.benchmarks[n].problems, strict=True
     )
+    # A grader of somebody else's may not say what it expects.
+    expected = getattr(prepared.benchmarks[n].grader, "expected", lambda index: "")
     for i, (problem, planned) in enumerate(problems):
         if i >= have:
             ids = np.array(planned.prompt, dtype=np.int32)
-            yield ProblemRow(at, i, planned.doc_id, problem.prompt, ids)
+            yield ProblemRow(at, i, planned.doc_id, problem.prompt, ids, expected(i))
 
 
 def _meta(prepared: Prepared, place: list[int], order: list[int]) -> dict[str, str]:

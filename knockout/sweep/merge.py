@@ -195,7 +195,9 @@ def _add_problems(
         assert stored is not None
         if doc_id not in known:
             known[doc_id] = len(rows)
-            rows.append(ProblemRow(at, len(rows), doc_id, stored.prompt, stored.prompt_ids))
+            rows.append(
+                ProblemRow(at, len(rows), doc_id, stored.prompt, stored.prompt_ids, stored.gold)
+            )
         elif not np.array_equal(rows[known[doc_id]].prompt_ids, stored.prompt_ids):
             raise UsageError(
                 f"merge: problem {doc_id} of {joined.benchmarks[at].name} has another prompt in "

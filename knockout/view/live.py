@@ -11,6 +11,7 @@ import numpy as np
 
 from knockout.report.build import candidate_replacements, join_pieces, themes
 from knockout.report.data import details, overview, shown_config
+from knockout.report.picks import picked_tokens, picks_of, read_picks
 from knockout.report.plots import page_specs
 from knockout.report.source import RunView, open_ledger, open_texts, read_run
 from knockout.report.tables import LOST, SAME, UNGRADED, WON
@@ -86,8 +87,11 @@ class LiveRun:
             if side is not None:
                 join_pieces(side, self.texts)
         knockout = found["knockout"] or {"ids": []}
+        if found["knockout"] is not None:
+            found["picks"] = picks_of(read_picks(self.folder), key, knockout["step"])
         banned = self.candidates[key[3]].token_ids if 0 <= key[3] < len(self.candidates) else ()
         used = {*found["problem"]["ids"], *found["baseline"]["ids"], *knockout["ids"], *banned}
+        used |= picked_tokens(found.get("picks"))
         return {**found, "vocab": self.texts.vocab(used)}
 
     def _pairs(self, run: RunView, index: int) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ const source = settings.live ? {
     const of = key[3] < 0 ? null : await unpack(`c${key[3]}`);
     const found = of && of.pairs.find((pair) => pair.key.join() === key.join());
     if (!cell || (key[3] >= 0 && !found)) return null;
-    return { key, ...cell, knockout: found || null };
+    return { key, ...cell, knockout: found || null, picks: found?.picks || null };
   },
 };
 

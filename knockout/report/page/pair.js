@@ -137,6 +137,32 @@ function statusLine(page, onpick) {
   return line;
 }
 
+// What the model thought at the fork: the best tokens of both arms, and how close the picks were.
+function picksBlock(picks, banned, name) {
+  if (!picks) {
+    return el("p", { class: "dim" }, "How likely the picks at the fork were is not stored by a run; ",
+      el("code", {}, "knockout report DIR --picks"), " measures it with the run's model.");
+  }
+  const arms = [["Baseline", picks.baseline], [`Without ${name}`, picks.knockout]];
+  const tokens = [...new Set(arms.flatMap(([, arm]) => [...arm.best.slice(0, 6).map(([id]) => id), arm.pick]))];
+  const of = (arm, id) => arm.best.find(([token]) => token === id)?.[1] ?? (id === arm.pick ? arm.probability : null);
+  tokens.sort((x, y) => (of(picks.baseline, y) || 0) - (of(picks.baseline, x) || 0) || (of(picks.knockout, y) || 0) - (of(picks.knockout, x) || 0));
+  const bar = (p) => { const node = el("span", { class: "meter", "aria-hidden": "true" }); node.style.width = `${100 * (p || 0)}%`; return node; };
+  const close = ([title, arm]) => el("li", {}, `${title}: `, el("span", { class: "token" }, quoted(arm.pick)),
+    known(arm.runner_up) ? [` was picked before `, el("span", { class: "token" }, quoted(arm.runner_up)), ` by ${fixed(arm.margin, 2)} (noise included, in units of logit / temperature). `] : " was the only token left. ",
+    known(arm.noise_free) ? (arm.noise_free >= 0 ? `Without noise it leads by ${fixed(arm.noise_free, 2)} logits.` : `Without noise it is ${fixed(-arm.noise_free, 2)} logits behind the best token: the noise chose it.`) : null,
+    arm.agrees ? null : el("span", { class: "warning" }, ` This pass rounds otherwise than the run: there it was `, el("span", { class: "token" }, quoted(arm.emitted)), "."));
+  return el("section", { class: "picks" },
+    el("h2", {}, "At the fork"),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Probabilities at the fork" }, el("table", {},
+      el("caption", { class: "dim" }, "Probabilities after temperature and truncation; ● was picked."),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), arms.map(([title]) => el("th", { scope: "col", class: "n" }, title)))),
+      el("tbody", {}, tokens.map((id) => el("tr", {},
+        el("th", { scope: "row" }, el("span", { class: `token${banned.has(id) ? " banned" : ""}` }, quoted(id))),
+        arms.map(([, arm]) => numeric(arm.pick === id ? "● " : "", percent(of(arm, id)), bar(of(arm, id))))))))),
+    el("ul", {}, arms.map(close)));
+}
+
 // Links to the pairs before and behind this one, of the candidate's pairs in the order of its page.
 function neighbours(key, of) {
   const pairs = of?.pairs || [];
@@ -152,7 +178,7 @@ async function pairPage(data, parts) {
   const key = parts.map(Number);
   const found = await source.pair(key);
   if (!found) return [el("h1", {}, "This pair is not here"), el("p", {}, "The report's file holds a sample of the trajectories; `knockout view` shows all of them.")];
-  const { problem, baseline, knockout } = found;
+  const { problem, baseline, knockout, picks } = found;
   const of = data.candidates[key[3]] ? await source.candidate(key[3]) : null;
   const candidate = data.candidates[key[3]];
   const banned = new Set(candidate ? candidate.ids : []);
@@ -171,6 +197,7 @@ async function pairPage(data, parts) {
     el("p", { class: "dim" }, candidate ? [el("a", { href: `#/candidate/${key[3]}` }, "↑ ", el("span", { class: "token" }, candidate.name)), neighbours(key, of)] : null),
     el("h1", {}, name),
     el("details", {}, el("summary", {}, `Prompt (${plural(problem.ids.length, "token")})`), el("pre", { tabindex: "0" }, visible(problem.prompt))),
+    problem.gold ? el("p", {}, "Right answer: ", el("span", { class: "answer" }, visible(clip(problem.gold, 600)))) : null,
     el("h2", {}, knockout ? `Shared prefix (${plural(step, "token")})` : "Baseline"),
     knockout ? null : gradeLine(baseline, baseline.ids.length),
     el("section", { "data-side": "baseline" }, knockout ? sharedRun(shared, banned, join(baseline)) : tokenRun(shared, 0, banned, { label: "baseline", joined: join(baseline) })),
@@ -178,6 +205,8 @@ async function pairPage(data, parts) {
   if (knockout) {
     page.append(
       el("div", { class: "forkline" }, el("span", {}, `fork at step ${count(step)}: `, el("span", { class: "token" }, quoted(base.length ? base[0] : -1)), " → ", el("span", { class: "token" }, quoted(knockout.ids.length ? knockout.ids[0] : -1)))),
+      picksBlock(picks, banned, clip(candidate.name, 40)),
+      el("h2", {}, "After the fork"),
       el("p", { class: "dim" }, convergence(left, right)),
       el("div", { class: "pair" },
         column("Baseline", baseline, base, "baseline", left),
