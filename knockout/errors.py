@@ -21,7 +21,7 @@ class UsageError(KnockoutError):
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """A text for a message: cut where it is long, with its length in brackets.
+    """A text for a message: cut if it is long, with its length in brackets.
 
     Example:
         >>> shortened("a" * 500, 4)
@@ -31,7 +31,7 @@ def shortened(text: str, most: int = 120) -> str:
 
 
 def shown(value: object, most: int = 120) -> str:
-    """A value for a message, as Python writes it, cut where it is long."""
+    """A value for a message, as Python writes it, cut if it is long."""
     try:
         return shortened(repr(value), most)
     except (ValueError, RecursionError):  # a number of thousands of digits

@@ -91,7 +91,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable, where the system lets a folder be synced."""
+    """Makes the rename itself durable, if the system lets a folder be synced."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -91,7 +91,7 @@ def test_fingerprint_follows_what_is_asked(tmp_path: Path) -> None:
     [
         ([MATHS_ROWS[0], {"problem": "x"}], r"line 2: field 'answer'"),
         ([MATHS_ROWS[0], ["x"]], r"line 2: expected an object"),
-        ([], "holds no records"),
+        ([], "contains no records"),
     ],
 )
 def test_wrong_records_are_told(tmp_path: Path, rows: list[Any], message: str) -> None:

@@ -234,7 +234,9 @@ def test_the_command_line_passes_lm_evals_options_on(tasks: Path, tmp_path: Path
 def test_ends_of_text_are_banned_on_request_only() -> None:
     from knockout.integrations.lm_eval_model import KnockoutLM
 
-    with pytest.raises(UsageError, match="knockout_ids holds 2, which ends a text; give allow_eos"):
+    with pytest.raises(
+        UsageError, match="knockout_ids contains 2, which ends a text; give allow_eos"
+    ):
         KnockoutLM("smollm2-135m", knockout_ids=2, engine="transformers")
     with pytest.raises(UsageError, match="token ids are from 0 to 49151"):
         KnockoutLM("smollm2-135m", knockout_ids=49152, engine="transformers")

@@ -106,7 +106,7 @@ def test_what_cannot_be_scored_is_refused() -> None:
     empty, one = np.array([], dtype=np.int32), np.array([3], dtype=np.int32)
     with pytest.raises(KnockoutError, match="sequence 1: its prompt is empty"):
         score_sequences([model], model, [one, empty], [one, one])
-    with pytest.raises(KnockoutError, match="holds token 97, but the models share ids 0 to 96"):
+    with pytest.raises(KnockoutError, match="contains token 97, but the models share ids 0 to 96"):
         score_sequences([model], model, [one], [one + 94])
 
 

@@ -32,7 +32,7 @@ def distil(
 ) -> None:
     """Trains from `start` and writes `out/after`, with checkpoints also `out/before`.
 
-    Does nothing where `out/training.json` exists.
+    Does nothing if `out/training.json` exists.
     """
     if (out / "training.json").exists():
         return

@@ -64,7 +64,7 @@ def _check_records(path: Path, fields: Mapping[str, type]) -> None:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {shortened(str(error))}") from None
-    # Not splitlines: a text in JSON may hold rarer line ends as they are.
+    # Not splitlines: a text in JSON may contain rarer line ends as they are.
     for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -84,12 +84,12 @@ def _check_records(path: Path, fields: Mapping[str, type]) -> None:
                     f"found {shown(record.get(field), 60)}"
                 )
     if not n:
-        raise UsageError(f"{path} holds no records")
+        raise UsageError(f"{path} contains no records")
 
 
 @contextlib.contextmanager
 def hub_access(task: str, config: Mapping[str, Any]) -> Iterator[None]:
-    """Loads inside the block; where the hub does not answer, only from the local cache.
+    """Loads inside the block; if the hub does not answer, only from the local cache.
 
     The hub's client would try for minutes, so it is asked once, briefly, before.
 

@@ -124,7 +124,7 @@ def find_leaves(
 
 
 def _mentioning(folder: Path, names: Sequence[str]) -> list[Path]:
-    """The subfolders with a task file that holds a name as a word; reading is fast, parsing not."""
+    """The subfolders with a task file that contains a name as a word; reading is fast, parsing not."""
     if not names:
         return []
     either = b"|".join(re.escape(name.encode()) for name in names)

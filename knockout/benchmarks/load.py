@@ -52,7 +52,7 @@ def load_benchmark(
         metric: The 0/1 metric, "name" or "name,filter"; None for the default (`PREFERRED`).
         num_fewshot: Worked examples in the prompt; None for the task's own number.
         chat: How prompts are made; None for plain prompts.
-        tokenizer: For its chat template; may be None where `chat` is None.
+        tokenizer: For its chat template; may be None if `chat` is None.
 
     Returns:
         One benchmark a task, in the group's order.
@@ -220,7 +220,7 @@ def _problem(name: str, index: int, doc_id: str, instance: Any) -> Problem:
 
 
 def _doc_ids(docs: Sequence[dict[str, Any]], instances: Sequence[Any]) -> list[str]:
-    """The documents' own ids where they have unique ones, else their rows."""
+    """The documents' own ids if they have unique ones, else their rows."""
     for field in _ID_FIELDS:
         ids = [str(doc[field]) for doc in docs if doc.get(field) is not None]
         if len(set(ids)) == len(docs):

@@ -42,7 +42,7 @@ def chat_renderer(tokenizer: Any, chat: Chat) -> Callable[..., str]:
 
 
 def encode_prompt(tokenizer: Any, problem: Problem, chat: Chat) -> tuple[int, ...]:
-    """Turns a prompt into token ids, with exactly one beginning-of-text token where one is used.
+    """Turns a prompt into token ids, with exactly one beginning-of-text token if one is used.
 
     A chat template writes its own; a plain prompt gets the tokenizer's.
     """

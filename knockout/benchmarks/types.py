@@ -18,7 +18,7 @@ class Chat:
         template: Whether the tokenizer's chat template wraps the prompt.
         system: System message, or None.
         args: Further arguments of the template, for example `enable_thinking`.
-        think_end: What closes the thinking part of a response; the one that the chat template names where it is None, else
+        think_end: What closes the thinking part of a response; the one that the chat template names if it is None, else
             "</think>".
     """
 
@@ -57,7 +57,7 @@ class Benchmark:
 
     Attributes:
         name: The task's name.
-        metric: The 0/1 metric that is the grade; "metric,filter" where the task filters responses.
+        metric: The 0/1 metric that is the grade; "metric,filter" if the task filters responses.
         problems: In the task's order.
         fingerprint: Hash of documents, prompts, stop strings and metric.
         grader: Grades a response by the problem's index; travels to worker processes.

@@ -55,7 +55,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
-    """Writes a sweep file that runs; asks for what is not given where it can."""
+    """Writes a sweep file that runs; asks for what is not given if it can."""
     from knockout.config.file import parse_sweep
     from knockout.config.page import SCHEMA_FILE
     from knockout.files import write_text
@@ -104,7 +104,7 @@ def schema() -> None:
 
 def tasks(
     pattern: Annotated[
-        str, typer.Argument(metavar="WORD", help="Only tasks whose name holds it.")
+        str, typer.Argument(metavar="WORD", help="Only tasks whose name contains it.")
     ] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="lm-eval's own as well (takes some 20 s).")
@@ -133,7 +133,7 @@ def runs(
 ) -> None:
     """Shows the runs under a folder: state, size and cost."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; name the one that holds your runs")
+        raise UsageError(f"{folder}: no such folder; name the one that contains your runs")
     found = [_one_run(ledger.parent) for ledger in sorted(folder.rglob("run.db"))]
     if as_json:
         print_json(found)

@@ -77,7 +77,7 @@ def report(
     )
     print(made["path"])
     print(
-        f"{made['bytes'] / 1e6:.1f} MB in {made['seconds']:.1f} s; it holds {made['pairs']} of "
+        f"{made['bytes'] / 1e6:.1f} MB in {made['seconds']:.1f} s; it contains {made['pairs']} of "
         f"{made['forks']} pairs of trajectories (`knockout view {directory}` shows all)",
         file=sys.stderr,
     )

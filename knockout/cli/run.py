@@ -291,7 +291,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Export for it in spite of that.")] = False,
     group: Annotated[str, typer.Option("--group", help="candidate or control.")] = "candidate",
     special: Annotated[
-        bool, typer.Option("--special", help="Keep candidates that hold special tokens.")
+        bool, typer.Option("--special", help="Keep candidates that contain special tokens.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="File; printed if not given.")] = None,
 ) -> None:

@@ -186,8 +186,8 @@ def complaints(
 
     Args:
         error: What pydantic found.
-        name: Of the file, or of whatever holds the sweep.
-        lines: Line of each key, where there are lines.
+        name: Of the file, or of whatever contains the sweep.
+        lines: Line of each key, if there are lines.
         model: What the file may say.
     """
     found = [_complaint(item, name, lines or {}, model) for item in _worth_showing(error)]

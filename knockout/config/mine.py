@@ -107,10 +107,10 @@ class ListKeys(_Model):
     by: Text = handling("rock_score_ctx")
     """Score to rank by: a column of the type scores, or a token score of the registry."""
     drop_most_frequent: Whole = handling(0)
-    """Leave out this many of the most frequent types. 0, since the published list holds them too
+    """Leave out this many of the most frequent types. 0, since the published list contains them too
     and the context consistency already weighs them down."""
     min_count: Count = handling(5)
-    """Least occurrences of a listed type: persistent ones where the score is about those."""
+    """Least occurrences of a listed type: persistent ones if the score is about those."""
     seed: Whole = handling(0)
     """Draws controls and resamples."""
     keep_special: Annotated[bool, Field(strict=True)] = handling(False)
@@ -155,7 +155,7 @@ def load_mine(path: Path | None, sets: Sequence[str] = ()) -> Mine:
     """Reads a file of `knockout mine`.
 
     Args:
-        path: The YAML file; relative paths in it are relative to its folder. None where the values
+        path: The YAML file; relative paths in it are relative to its folder. None if the values
             say everything; paths are then relative to the working folder.
         sets: `key.path=value` each, put over what the file says.
 

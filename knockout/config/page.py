@@ -30,7 +30,7 @@ _HEAD = """\
 Made from the docstrings of `knockout/config/sweep.py` by `python -m knockout.config.page docs`; do not edit.
 
 A sweep file is YAML. An unknown key is an error that names the closest known one; so is a key given
-twice, a bool where a number is meant, NaN or infinity. Relative paths are relative to the file's
+twice, a bool in place of a number, NaN or infinity. Relative paths are relative to the file's
 folder. `--set key.path=value` on the command line goes over the file; an item of a list is named by
 its place, as in `--set benchmarks.0.limit=10`.
 

@@ -21,7 +21,7 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
             or texts, or a table; `benchmarks` one name.
 
     Raises:
-        UsageError: A table has no column of ids, or a list holds something else.
+        UsageError: A table has no column of ids, or a list contains something else.
     """
     found = {key: _plain(value) for key, value in values.items() if key != "candidates"}
     if isinstance(found.get("benchmarks"), str):

@@ -72,7 +72,7 @@ def _relative_to_file(value: Path, info: ValidationInfo) -> Path:
 
 def _no_half_characters(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("expected whole characters; this holds half of a surrogate pair")
+        raise ValueError("expected whole characters; this contains half of a surrogate pair")
     return value
 
 
@@ -99,7 +99,7 @@ class EngineSettings(_Model):
     """The engine that generates, and how much it may hold at once."""
 
     kind: Literal["auto", "vllm", "transformers", "server", "ray"] = outputs("auto")
-    """`auto` takes vLLM where it is installed, else transformers; `server` takes running ones;
+    """`auto` takes vLLM if it is installed, else transformers; `server` takes running ones;
     `ray` is `auto` in Ray's actors."""
     urls: tuple[Text, ...] | None = handling(None)
     """Running vLLM servers of the model, for `kind: server`: `[http://HOST:PORT, ...]`."""
@@ -145,7 +145,7 @@ class SamplingSettings(_Model):
     min_p: Annotated[Number, Field(ge=0, lt=1)] = outputs(0.0)
     """Least probability relative to the best token's; 0 is off."""
     max_tokens: Count | None = outputs(None)
-    """Longest trajectory, in tokens; null for the task's own limit, or 1024 where it has none."""
+    """Longest trajectory, in tokens; null for the task's own limit, or 1024 if it has none."""
 
     @field_validator("temperature")
     @classmethod
@@ -221,7 +221,7 @@ class CandidateSource(_Model):
     controls: FileColumn | None = handling(None)
     """Tokens that are knocked out for comparison, in the same kinds of file."""
     replace: dict[TokenId | Text, TokenId | Text] | None = handling(None)
-    """Further candidates that are not banned: where the first token is picked, the second is emitted,
+    """Further candidates that are not banned: when the first token is picked, the second is emitted,
     as in `{" wait": " so"}`."""
     where: Literal["everywhere", "thinking", "answer"] = handling("everywhere")
     """The part of a trajectory in which all of them act; `thinking` and `answer` need
@@ -237,7 +237,7 @@ class CandidateSource(_Model):
     allow_eos: bool = handling(False)
     """Whether a token that ends the text may be banned; such a knockout never stops by itself."""
     canary: bool = handling(True)
-    """Adds an A/A row: a ban of an id that cannot occur, where the vocabulary has one."""
+    """Adds an A/A row: a ban of an id that cannot occur, if the vocabulary has one."""
 
     @model_validator(mode="after")
     def _some_source(self) -> CandidateSource:
@@ -278,7 +278,7 @@ class ChatSettings(_Model):
     """How prompts are made for chat and thinking models."""
 
     template: bool | None = outputs(None)
-    """Whether the tokenizer's chat template wraps the prompt; null: where it has one."""
+    """Whether the tokenizer's chat template wraps the prompt; null: yes if it has one."""
     system: Text | None = outputs(None)
     """System message; null for none."""
     args: dict[str, Any] = outputs(default_factory=dict)
@@ -386,7 +386,7 @@ class Sweep(_Model):
     chat: ChatSettings = outputs(default_factory=ChatSettings)
     """How prompts are made."""
     candidates: CandidateSource = handling()
-    """The tokens to knock out (the run's identity holds what they resolve to)."""
+    """The tokens to knock out (the run's identity contains what they resolve to)."""
     strategy: Literal["fork", "naive"] = outputs("fork")
     """`fork` continues from the divergence step; `naive` generates every knockout from scratch."""
     audit: Share = handling(0.02)

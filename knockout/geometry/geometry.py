@@ -4,7 +4,7 @@ At a position with student p and teacher q the reverse KL has the gradient
 
     g = ∂KL(p ‖ q)/∂z = p · (log(p/q) − KL)                                     (V,)
 
-with respect to the student's logits z. For a type v (the positions where v was emitted) G_v is the
+with respect to the student's logits z. For a type v (the positions at which v was emitted) G_v is the
 mean of g. Two directions say where training goes: G_global, the mean over all positions, in which
 frequent types weigh more, and G_balanced, the mean of G_v over all types that occur.
 
@@ -30,7 +30,7 @@ def kl_gradient(student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor,
 
     Args:
         student_logits: (N, V), computed in float32 or wider.
-        teacher_logits: (N, V); where one is wider, the extra ids are padding and are cut.
+        teacher_logits: (N, V); if one is wider, the extra ids are padding and are cut.
 
     Returns:
         KL (N,) in nats and g (N, V); a row of g adds up to 0.
@@ -185,6 +185,6 @@ class GradientSums:
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of rows, (K, V) and (K or 1, V) -> (K,); NaN where one is 0."""
+    """Cosine of rows, (K, V) and (K or 1, V) -> (K,); NaN if one is 0."""
     length = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
     return (a * b).sum(dim=1) / torch.where(length > 0, length, torch.nan)

@@ -30,7 +30,7 @@ def choose_types(
 
     Args:
         counts: (V,) occurrences.
-        mean_kl: (V,) in nats, early in training where that is known; any value where a type does not occur.
+        mean_kl: (V,) in nats, early in training if that is known; any value if a type does not occur.
         rocks: Token ids, best first.
         n: Most types of a group.
         seed: Of the random group.
@@ -38,7 +38,7 @@ def choose_types(
         excluded: Ids that are in no group, such as special tokens.
 
     Returns:
-        Group to token ids; shorter than n where there are no more.
+        Group to token ids; shorter than n if there are no more.
     """
     usable = counts >= min_count
     usable[list(excluded)] = False

@@ -28,8 +28,8 @@ class TypeMeans:
 
     Attributes:
         count: (V,) int64 occurrences.
-        kl: (V,) mean reverse KL in nats; NaN where there are none.
-        kl_before: The same of the student before training; None where that was not scored.
+        kl: (V,) mean reverse KL in nats; NaN if there are none.
+        kl_before: The same of the student before training; None if that was not scored.
     """
 
     count: NDArray[np.int64]

@@ -85,7 +85,7 @@ def open_run(folder: Path) -> MiningRun:
         raise UsageError(f"{folder}: found no scored rollouts in {folder / 'scores'}")
     if len(shards) < 2:
         raise UsageError(
-            f"{folder}: holds one prompt; types are chosen on half of the prompts and measured on "
+            f"{folder}: contains one prompt; types are chosen on half of the prompts and measured on "
             "the other half, so mine two or more"
         )
     return MiningRun(shards, scores, dict(models), summary)
@@ -112,7 +112,7 @@ def measure(
         chunk: Positions whose logits exist at once; None for about 512 MB of temporaries.
 
     Raises:
-        KnockoutError: A rollout holds a token outside the models' shared ids.
+        KnockoutError: A rollout contains a token outside the models' shared ids.
     """
     width = min(student.vocab_size, teacher.vocab_size)
     chunk = chunk or chunk_positions(max(student.vocab_size, teacher.vocab_size))
@@ -121,7 +121,7 @@ def measure(
         tokens = read_shard(path).tokens
         if len(tokens) and int(tokens.max()) >= width:
             raise KnockoutError(
-                f"{path}: holds token {int(tokens.max())}, but the models share ids 0 to {width - 1}"
+                f"{path}: contains token {int(tokens.max())}, but the models share ids 0 to {width - 1}"
             )
         counts += torch.from_numpy(np.bincount(tokens, minlength=width))
     sums = GradientSums(counts, [v for group in GROUPS for v in groups.get(group, [])])
@@ -159,7 +159,7 @@ def _passes(
 def table(
     found: Geometry, groups: dict[str, list[int]], scores: pd.DataFrame, measured: TypeMeans
 ) -> pd.DataFrame:
-    """One row a type: its group and geometry, and stagnation where a student before is known.
+    """One row a type: its group and geometry, and stagnation if a student before is known.
 
     All of it is measured on the prompts that the types were not chosen on. `delta_kl` is mean KL after minus before training, `remaining_kl` their quotient: near 1 for a
     type that training left where it was.

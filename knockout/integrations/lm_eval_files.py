@@ -47,7 +47,7 @@ class _Outcome:
 def write_lm_eval(run: Path, sweep: Sweep, ledger: Ledger, out: Path) -> int:
     """Writes the files.
 
-    A sample's metric is the mean over its graded seeds, and `resps` holds one response a seed;
+    A sample's metric is the mean over its graded seeds, and `resps` contains one response a seed;
     what lm-eval has no place for stands under the key `knockout` of each sample. Trajectories that
     are not there (a candidate that a race had settled, a failed request) are left out, and so are
     documents without any.

@@ -89,7 +89,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
             dtype: As in a sweep file.
             max_model_len: Longest prompt plus response, in tokens.
             max_length: lm-eval's other name for it.
-            max_gen_toks: Longest response where the task names no limit.
+            max_gen_toks: Longest response if the task names no limit.
             seed: Of generation. With the task's name, the document and the repeat it makes each
                 request's own seed, so that repeats differ and another run gives the same.
             allow_eos: Whether ids that end a text may be banned.
@@ -103,7 +103,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
             trust_remote_code: Whether code that comes with the model may run.
             batch_size: Requests at once; "auto" and lm-eval's default 1 leave it to the engine,
                 which batches continuously.
-            max_batch_size: Requests at once, where batch_size is auto.
+            max_batch_size: Requests at once, if batch_size is auto.
             max_num_seqs: The same, in our words; it wins.
             device: For transformers; vLLM takes what it sees.
             **options: Further engine settings of a sweep file (tensor_parallel_size, ...).
@@ -127,7 +127,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         }
         if isinstance(settings.get("urls"), str):
             settings["urls"] = tuple(settings["urls"].split("+"))
-        # "cuda" is lm-eval's default, given or not; our engine takes a GPU where there is one.
+        # "cuda" is lm-eval's default, given or not; our engine takes a GPU if there is one.
         if engine == "transformers" and device and not device.startswith("cuda"):
             settings["device"] = device
         self.engine = open_engine(self._folder, trust_remote_code=trust_remote_code, **settings)
@@ -138,7 +138,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
             raise UsageError(str(error)) from None
         if not allow_eos and (ends := sorted(set(self.banned) & set(info.eos_ids))):
             raise UsageError(
-                f"knockout_ids holds {ends[0]}, which ends a text; give allow_eos=true to ban it"
+                f"knockout_ids contains {ends[0]}, which ends a text; give allow_eos=true to ban it"
             )
         self.tokenizer = self.engine.tokenizer  # type: ignore[attr-defined]
         self.seed = int(seed)
@@ -175,7 +175,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def max_gen_toks(self) -> int:
-        """Longest response where the task names no limit."""
+        """Longest response if the task names no limit."""
         return self._max_gen_toks
 
     @property
@@ -329,7 +329,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         return request, until
 
     def _text(self, completion: Completion, instance: Instance, until: list[str]) -> str:
-        """The response, without thinking; "" where the thinking was never closed, as in a sweep."""
+        """The response, without thinking; "" if the thinking was never closed, as in a sweep."""
         if completion.finish == "error":
             raise KnockoutError(
                 f"{instance.task_name}, document {instance.doc_id}: the engine failed: "
@@ -355,7 +355,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         hit = sum(math.isinf(value) for value, _ in scored)
         if hit:
             log.warning(
-                "%d of %d continuations hold a banned token: their log-likelihood is -inf, so a "
+                "%d of %d continuations contain a banned token: their log-likelihood is -inf, so a "
                 "multiple-choice task can never choose them",
                 hit,
                 len(scored),
@@ -387,7 +387,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihoods of whole texts; −∞ where one holds a banned token."""
+        """Log-likelihoods of whole texts; −∞ if one contains a banned token."""
         windows: list[Pair] = []
         owner: list[int] = []
         for n, request in enumerate(requests):

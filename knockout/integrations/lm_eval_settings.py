@@ -13,7 +13,7 @@ __all__ = ["check_settings", "claim_cache", "parse_ids"]
 
 _CACHE_KEY = "knockout"
 _GEN_KEYS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p"}
-# Settings that lm-eval's tasks carry for other models, where their value changes nothing.
+# Settings that lm-eval's tasks carry for other models, with the values that change nothing.
 _NEUTRAL = {
     "num_beams": 1,
     "repetition_penalty": 1,
@@ -31,7 +31,7 @@ def parse_ids(value: Any) -> tuple[int, ...]:
     Commas separate model arguments on lm-eval's command line, so they cannot separate ids there.
 
     Raises:
-        UsageError: It holds something else.
+        UsageError: It contains something else.
     """
     if isinstance(value, str):
         parts = [part for part in re.split(r"[\s;+:,\[\]]+", value) if part]

@@ -7,7 +7,7 @@ nothing but the name and version satisfies it. `knockout lm-eval` puts it there 
 
     PYTHONPATH="$(python -m knockout.integrations.vllm_name)" lm_eval run --model vllm ...
 
-Where `vllm` itself is installed (on GPUs) there is nothing to do, and the command prints nothing.
+If `vllm` itself is installed (on GPUs) there is nothing to do, and the command prints nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ensure_vllm_name", "write_vllm_name"]
 
 
 def _missing_version() -> str | None:
-    """The version to give, where only the CPU build is installed."""
+    """The version to give, if only the CPU build is installed."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,7 @@ def write_vllm_name(folder: Path) -> Path | None:
         folder: Made if need be.
 
     Returns:
-        What to put on the path, or None where nothing is needed.
+        What to put on the path, or None if nothing is needed.
     """
     version = _missing_version()
     if version is None:
@@ -54,7 +54,7 @@ def write_vllm_name(folder: Path) -> Path | None:
 
 
 def ensure_vllm_name() -> None:
-    """Makes this process find a distribution named vllm, where the CPU build is installed."""
+    """Makes this process find a distribution named vllm, if the CPU build is installed."""
     from knockout.tokens.checkpoint import cache_folder
 
     folder = write_vllm_name(cache_folder() / "vllm-name")

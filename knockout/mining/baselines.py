@@ -44,7 +44,7 @@ def open_baselines(run: Path, limit: int | None = None) -> Baselines:
         limit: The first problems of each benchmark only.
 
     Raises:
-        UsageError: It is no run directory, or holds no finished baseline.
+        UsageError: It is no run directory, or contains no finished baseline.
     """
     if not (run / "run.db").is_file():
         raise UsageError(f"{run}: no run.db; expected the directory of a run")
@@ -65,7 +65,7 @@ def open_baselines(run: Path, limit: int | None = None) -> Baselines:
                 prompts.append(Prompt(benchmark.name, stored.doc_id, tokens))
                 places.append((index, problem))
     if not prompts:
-        raise UsageError(f"{run}: holds no finished baseline yet")
+        raise UsageError(f"{run}: contains no finished baseline yet")
     return Baselines(run / "run.db", model, identity, prompts, places)
 
 

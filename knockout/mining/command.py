@@ -35,7 +35,7 @@ def run_mine(config: Mine) -> pd.DataFrame:
         The list, as in `rocks.csv`.
 
     Raises:
-        UsageError: A setting makes no sense here, or the folder holds another run.
+        UsageError: A setting makes no sense here, or the folder contains another run.
         KnockoutError: A model or the engine fails, or no type qualifies.
     """
     source = (
@@ -149,7 +149,7 @@ def _encoder(tokenizer: Any, chat: Any) -> Callable[[Any], Sequence[int]]:
         if isinstance(value, str) and chat.system is not None:
             messages.insert(0, {"role": "system", "content": chat.system})
         if not getattr(tokenizer, "chat_template", None):
-            raise UsageError("prompts hold messages, but the student has no chat template")
+            raise UsageError("prompts contain messages, but the student has no chat template")
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **chat.args
         )

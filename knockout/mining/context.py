@@ -45,7 +45,7 @@ class ContextSums:
             window: Tokens on each side.
 
         Raises:
-            ValueError: The window holds nothing.
+            ValueError: The window contains nothing.
         """
         if window < 1:
             raise ValueError(f"window is {window}; expected 1 or more tokens on each side")

@@ -29,7 +29,7 @@ def match(
     """Gives each wanted value a partner of its own, all partners together as near as can be.
 
     The optimal assignment: no other choice of distinct partners has a smaller sum of distances.
-    Where several have the same, chance decides.
+    If several have the same, chance decides.
 
     Args:
         wanted: (n,) values to match.
@@ -37,7 +37,7 @@ def match(
         rng: Chooses among equals.
 
     Returns:
-        (n,) indices into the pool; −1 where it is used up.
+        (n,) indices into the pool; −1 if it is used up.
     """
     from scipy.optimize import linear_sum_assignment
 

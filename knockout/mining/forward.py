@@ -190,7 +190,7 @@ def score_sequences(
         highest = max(int(prompt.max()), int(response.max(initial=0)))
         if highest >= width:
             raise KnockoutError(
-                f"sequence {index} holds token {highest}, but the models share ids 0 to {width - 1}"
+                f"sequence {index} contains token {highest}, but the models share ids 0 to {width - 1}"
             )
     sequences = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
     chunk = chunk or chunk_positions(max(m.vocab_size for m in models), teacher.device)

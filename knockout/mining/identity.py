@@ -53,7 +53,7 @@ def keep_identity(path: Path, identity: dict[str, Any]) -> None:
     """Writes a run's identity, or compares it with the one that is there.
 
     Raises:
-        UsageError: The folder holds another run; names the keys that differ.
+        UsageError: The folder contains another run; names the keys that differ.
         KnockoutError: The file is torn.
     """
     identity = {"format": _FORMAT, **identity}
@@ -66,6 +66,6 @@ def keep_identity(path: Path, identity: dict[str, Any]) -> None:
         raise KnockoutError(f"{path}: cannot be read ({error}); use another --out") from None
     if differ := record_differences(there, identity):
         raise UsageError(
-            f"{path.parent} holds a mining run with other settings ({'; '.join(differ)}); give "
+            f"{path.parent} contains a mining run with other settings ({'; '.join(differ)}); give "
             "another --out, or delete the folder"
         )

@@ -109,7 +109,7 @@ def signal_and_noise(student_logp: Tensor, advantage: Tensor) -> tuple[Tensor, T
 def efficiency_ratio(signal: Tensor, noise: Tensor) -> Tensor:
     """Information-efficiency ratio S / (M(b*) − S): the squared signal-to-noise of one sample.
 
-    0 where there is no signal (student and teacher agree on the set), +∞ where there is signal and
+    0 if there is no signal (student and teacher agree on the set), +∞ if there is signal and
     no noise (two tokens).
 
     Args:
@@ -135,7 +135,7 @@ def score_logits(
             renormalised. At least 2.
 
     Returns:
-        The scores of the N positions. A KL is +∞ where the teacher gives 0 to a token that the
+        The scores of the N positions. A KL is +∞ if the teacher gives 0 to a token that the
         student can draw.
     """
     if student_logits.shape != teacher_logp.shape or emitted.shape != student_logits.shape[:1]:
@@ -180,7 +180,7 @@ def score_hidden(
 ) -> list[PositionScores]:
     """Scores positions from hidden states, chunk by chunk.
 
-    Several students (after and before training) share the teacher's logits. Where the models'
+    Several students (after and before training) share the teacher's logits. If the models'
     logits differ in width, the extra ones are padding of the wider head: both are cut to the
     narrower and renormalised.
 

@@ -40,7 +40,7 @@ class ListSettings:
         top: Length of the list, K.
         by: Score to rank by.
         drop_most_frequent: Leave out this many of the most frequent types.
-        min_count: Least number of occurrences of a listed type, persistent ones where the score is
+        min_count: Least number of occurrences of a listed type, persistent ones if the score is
             about those.
         seed: Draws the controls and the resamples.
         keep_special: Whether special tokens may be listed.

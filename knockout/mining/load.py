@@ -17,10 +17,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def check_device(device: str | None) -> str:
-    """The device to score on, refused at once where it is not here.
+    """The device to score on, refused at once if it is not here.
 
     Args:
-        device: A device of PyTorch's, "auto" (spread over all GPUs), or None for a GPU where there
+        device: A device of PyTorch's, "auto" (spread over all GPUs), or None for a GPU if there
             is one, else the CPU.
 
     Raises:

@@ -72,7 +72,7 @@ class Models:
         names: "student", "teacher" and perhaps "before" to the name that the user gave.
         folders: The same keys to checkpoint folders.
         tokenizer: The student's.
-        merge: Groups of ids that count as one action in every score: the ends of text, where the
+        merge: Groups of ids that count as one action in every score: the ends of text, if the
             models have different ones.
     """
 
@@ -130,7 +130,7 @@ def mine(
         prompts: What to roll out.
         settings: What changes rollouts and scores.
         open_engine: Starts an engine for a checkpoint folder; called only when rollouts are owed.
-        device: Of the scoring passes; None for a GPU where there is one; "auto" spreads a model
+        device: Of the scoring passes; None for a GPU if there is one; "auto" spreads a model
             over several.
         tokens_per_batch: Most tokens of a forward pass, padding included.
         source: A run whose baselines are the rollouts; `prompts` are then its own.
@@ -139,7 +139,7 @@ def mine(
         A function that gives the scored shards one by one, from the start at each call.
 
     Raises:
-        UsageError: The folder holds another run, or there is no such device.
+        UsageError: The folder contains another run, or there is no such device.
         KnockoutError: A model fails, or no prompt can be rolled out.
     """
     check_device(device)  # before anything is generated

@@ -38,13 +38,13 @@ SCORES = (
     "teacher_gap",
     "efficiency_ratio",
 )
-"""Scores that are looked at by default, where the file has them."""
+"""Scores that are looked at by default, if the file has them."""
 
 _SUMS = {"frequency", "rock_score", "rock_score_ctx", "total_kl", "persistent_kl"}
 
 
 class Estimate(NamedTuple):
-    """A statistic and its interval; NaN where the data say nothing."""
+    """A statistic and its interval; NaN if the data say nothing."""
 
     value: float
     low: float
@@ -66,7 +66,7 @@ def spearman(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95
         level: Of the interval.
 
     Returns:
-        NaN with fewer than 4 pairs, or where one side is constant.
+        NaN with fewer than 4 pairs, or if one side is constant.
     """
     from scipy.stats import spearmanr
 
@@ -86,7 +86,7 @@ def kendall(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95)
         level: Of the interval.
 
     Returns:
-        NaN with fewer than 5 pairs, or where one side is constant.
+        NaN with fewer than 5 pairs, or if one side is constant.
     """
     from scipy.stats import kendalltau
 
@@ -127,7 +127,7 @@ def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 
         level: Of the interval.
 
     Returns:
-        NaN where there is no positive or no negative.
+        NaN if there is no positive or no negative.
     """
     from scipy.optimize import brentq
     from scipy.stats import mannwhitneyu, norm
@@ -164,7 +164,7 @@ def read_verdicts(folder: Path) -> pd.DataFrame:
     """Reads the verdicts of a run directory.
 
     Returns:
-        The rows of `verdicts.json`, or of `verdicts.csv` where that is missing; `token_ids` as
+        The rows of `verdicts.json`, or of `verdicts.csv` if that is missing; `token_ids` as
         lists of ids.
 
     Raises:
@@ -229,14 +229,14 @@ def harm(rows: pd.DataFrame) -> NDArray[np.float64]:
     """How much a ban hurt, in units of its own noise: −sign(Δ) z, z the two-sided p-value's.
 
     |Δ| must not be ranked: knockouts share their baseline's noise, so |Δ| grows with the number of
-    forks, thus with frequency, where no ban does anything at all. Nor is Δ itself quite safe: its
+    forks, thus with frequency, even if no ban does anything at all. Nor is Δ itself quite safe: its
     spread grows too. In units of its spread all candidates are alike under the null.
 
     Args:
-        rows: With `delta` and `p_value`; −Δ is taken where there are no p-values.
+        rows: With `delta` and `p_value`; −Δ is taken if there are no p-values.
 
     Returns:
-        (n,); NaN where the p-value is missing.
+        (n,); NaN if the p-value is missing.
     """
     from scipy.stats import norm
 
@@ -254,7 +254,7 @@ def orthogonality(
 ) -> pd.DataFrame:
     """Relates every score to the harm of a ban and to pillarhood, benchmark by benchmark.
 
-    Controls and the A/A row are left out where a column `group` marks them: they were not chosen
+    Controls and the A/A row are left out if a column `group` marks them: they were not chosen
     by a score.
 
     Args:
@@ -268,7 +268,7 @@ def orthogonality(
         `n_pillars`; for `spearman` and `kendall` (with `harm`: positive where tokens of a high
         score are the ones whose ban hurts) and `auc` (of pillars against the
         rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
-        NaN where there is too little to say it, for example no pillar.
+        NaN if there is too little to say it, for example no pillar.
     """
     import pandas as pd
 

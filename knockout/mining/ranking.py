@@ -47,7 +47,7 @@ def rank_types(
         by: The column to rank by; higher is better, ties go to the lower id. Types without
             that score (NaN) are left out.
         drop_most_frequent: Leave out this many of the most frequent types.
-        min_count: Leave out types with fewer occurrences: persistent ones where the score adds up
+        min_count: Leave out types with fewer occurrences: persistent ones if the score adds up
             persistent losses, all of them for any other score. (Else "forking tokens", ranked by
             entropy, would be those among the persistently bad.)
         exclude: Token ids to leave out, for example special tokens.
@@ -123,7 +123,7 @@ def cutoff_curve(
         Columns `k`, `token_id` (the K-th type), `kl_share` (of the total KL of all positions),
         `token_share` (of all positions), `output_share` (the mean over outputs of the share of
         each), `grad_share` (of the summed lengths of ∂KL/∂logits), `stability`, `stability_low`, `stability_high` (2.5 %
-        and 97.5 % of the resamples). Stability is NaN where it is not known, and with fewer than
+        and 97.5 % of the resamples). Stability is NaN if it is not known, and with fewer than
         two prompts.
     """
     import pandas as pd

@@ -63,7 +63,7 @@ def score_positions(text: str, found: PositionScores) -> Tensor:
 
     Args:
         text: As in `product_of`.
-        found: Scores of N positions: of one batch, where the score looks at more than one.
+        found: Scores of N positions: of one batch, if the score looks at more than one.
 
     Returns:
         (N,) float32.
@@ -99,14 +99,14 @@ def soft_or(found: PositionScores) -> Tensor:
     """Soft-OR of entropy and divergence (TIP, arXiv 2604.14084): 1 − (1 − h)(1 − d).
 
     h and d are the student's entropy and the reverse KL, each scaled to [0, 1] by its least and
-    largest value in the batch. High where the student is unsure, or sure and wrong.
+    largest value in the batch. High if the student is unsure, or sure and wrong.
     """
     h, d = _unit(found.entropy), _unit(found.reverse_kl)
     return h + d - h * d
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x scaled to [0, 1]; 0 where all are the same, or there are none."""
+    """x scaled to [0, 1]; 0 if all are the same, or there are none."""
     if not x.numel():
         return x
     low, high = x.amin(), x.amax()

@@ -82,8 +82,8 @@ class Listed(NamedTuple):
     """What a served teacher says of N positions: its log-probabilities of a few tokens each.
 
     Attributes:
-        ids: (N, k) int64 token ids; −1 where a position has fewer than k.
-        logp: (N, k) float32 log-probabilities; anything where the id is −1.
+        ids: (N, k) int64 token ids; −1 if a position has fewer than k.
+        logp: (N, k) float32 log-probabilities; anything if the id is −1.
     """
 
     ids: Tensor
@@ -105,7 +105,7 @@ def kernel(
     Args:
         logp: (N, V) the student's log-probabilities.
         a: (N, V) log-probability of the action that each column belongs to, by the student; `logp`
-            itself where every token is its own action.
+            itself if every token is its own action.
         b: (N, V) the same by the teacher.
         kind: Which divergence.
         beta: Of `jsd`.
@@ -132,7 +132,7 @@ def kernel(
     if kind == "forward":
         value = _expectation(q, b - a)
         return value, p.sub_(q) if gradient else None
-    # As a sum of exponentials m would need a log of 0 + 0 where both exclude an id.
+    # As a sum of exponentials m would need a log of 0 + 0 if both exclude an id.
     m = torch.logaddexp(a + math.log1p(-beta), b + math.log(beta))
     h = (a - m).masked_fill_(p == 0, 0.0)
     value = beta * _expectation(q, b - m) + (1 - beta) * row_dot(p, h)
@@ -155,7 +155,7 @@ def divergence(
 
     Args:
         student_logits: (..., V) of any float dtype; computed in float32 or wider.
-        teacher_logits: (..., V). Where one is wider, the extra ids are padding and are cut.
+        teacher_logits: (..., V). If one is wider, the extra ids are padding and are cut.
         chosen: Which divergence; None for the reverse KL.
         temperature: Divides both.
         merge: Groups of token ids that count as one action.

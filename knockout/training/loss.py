@@ -3,7 +3,7 @@
 Two forms of one loss Σ_t w_t D(p_t, q_t), student p and teacher q, in nats, on the kernel of
 `knockout.training.divergence`:
 
-* `reverse_kl` (and `divergence.divergence`) on logits, for trainers that already hold both
+* `reverse_kl` (and `divergence.divergence`) on logits, for trainers that already have both
   (B, T, V) tensors;
 * `selective_kl` on hidden states, which makes logits for a chunk of trained positions at a time,
   so that neither (N, V) tensor exists and a position with weight 0 costs nothing here. It computes

@@ -77,10 +77,10 @@ class Selection:
             )
 
     def refuse_special(self, special_ids: list[int]) -> None:
-        """Raises UsageError where the freeze list holds special ids (end of text, padding, ...)."""
+        """Raises UsageError if the freeze list contains special ids (end of text, padding, ...)."""
         found = sorted(set(self.freeze_list) & set(special_ids))
         if found:
             raise UsageError(
-                f"the freeze list holds special token ids {found}: a student that never learns to "
+                f"the freeze list contains special token ids {found}: a student that never learns to "
                 "stop runs on; drop them, or allow them with allow_special=True"
             )

@@ -44,7 +44,7 @@ class Selector:
         self.running_kl = math.nan
         self._skipped_kl = math.nan
         # Of the step under way, on this process: sum and number of measured KLs, the same of
-        # positions that are measured only where they are watched, and of those not watched.
+        # positions that are measured only if they are watched, and of those not watched.
         self._pending = torch.zeros(5, dtype=torch.float64)
         self._planned = 0  # tokens of the step's plan; `reach` may leave some of them out
         self._step = -1
@@ -96,7 +96,7 @@ class Selector:
     def advance(self, step: int) -> None:
         """Begins an optimiser step: the running KL takes in the last one, over all processes.
 
-        `loss` does it where a step is new; in a distributed run call it beforehand, where all
+        `loss` does it if a step is new; in a distributed run call it beforehand, where all
         processes pass, since it is a collective.
         """
         if step == self._step:
@@ -138,7 +138,7 @@ class Selector:
         """What the backbones have to see of a batch at all.
 
         A response's tail without any trained token needs no forward pass, nor does a row without
-        one: attention looks back only. The running KL counts what is left out where the step was
+        one: attention looks back only. The running KL counts what is left out if the step was
         planned from the whole labels.
 
         Args:
@@ -183,7 +183,7 @@ class Selector:
         Args:
             labels: (B, T) as in `loss`.
             step: Optimiser step.
-            student: Hidden states and head as in `loss`, where `needs_states`.
+            student: Hidden states and head as in `loss`, if `needs_states`.
             teacher: The same.
             temperature: As in `loss`.
             chunk: As in `loss`.
@@ -261,7 +261,7 @@ class Selector:
             teacher_hidden: (B, T, H'); or a served teacher's list, each (B, T, k).
             teacher_head: (V', H'), or None for a served teacher.
             step: Optimiser step, from 0.
-            denominator: Where this is a part of what the optimiser sees, the plan's denominator;
+            denominator: If this is a part of what the optimiser sees, the plan's denominator;
                 None divides by what is in `labels`.
             threshold: The plan's threshold, for a budget; None takes the budget of these labels.
             temperature: Divides both models' logits.

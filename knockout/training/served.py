@@ -54,7 +54,7 @@ class ServedTeacher:
             top_k: Listed tokens at each place, beside the one that stands there. The server's
                 `--max-logprobs` (20 by default) limits it.
             timeout_s: Longest time for one sequence, in seconds.
-            attempts: How often a sequence is tried where the server does not answer or says 5xx.
+            attempts: How often a sequence is tried if the server does not answer or says 5xx.
             at_once: Sequences that are under way at once.
 
         Raises:

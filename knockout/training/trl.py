@@ -142,7 +142,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         Args:
             *args: As in `trl.DistillationTrainer`.
             selection: Which tokens to train on; None for all of them.
-            allow_special: Whether the freeze list may hold special ids, such as end of text.
+            allow_special: Whether the freeze list may contain special ids, such as end of text.
             **kwargs: As in `trl.DistillationTrainer`.
 
         Raises:
@@ -267,7 +267,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         """
         found = [key for key in _MULTIMODAL if key in inputs]
         if found:
-            raise UsageError(f"the batch holds {', '.join(found)}; expected text only")
+            raise UsageError(f"the batch contains {', '.join(found)}; expected text only")
         labels = _labels(inputs)
         if step is None:
             rows, columns = torch.arange(labels.shape[0], device=labels.device), labels.shape[1]
@@ -335,7 +335,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
 
 
 def _labels(inputs: dict[str, Any]) -> Tensor:
-    """(B, T) the completion's ids, −100 where nothing is trained on."""
+    """(B, T) the completion's ids, −100 if nothing is trained on."""
     mask = inputs["completion_mask"]
     if "tool_mask" in inputs:
         mask = mask * inputs["tool_mask"]

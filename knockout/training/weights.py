@@ -59,7 +59,7 @@ def aligned_labels(labels: Tensor, label_shift: int) -> Tensor:
         label_shift: How far a label stands to the right of its loss. 0: both at the same index,
             as in a response's own tokens beside the losses of predicting them. 1: labels are
             Hugging Face's (a copy of `input_ids`) and losses come from the unshifted logits, so
-            that loss t is that of token t + 1. −1: loss t belongs to label t − 1, as where a
+            that loss t is that of token t + 1. −1: loss t belongs to label t − 1, as when a
             trainer looks up the token that a position has read instead of the one it predicts.
 
     Returns:
@@ -120,7 +120,7 @@ def freeze_weights(
 ) -> Tensor:
     """Weights that freeze tokens: `weight` (λ) on them and on hard positions around them.
 
-    A position is frozen where its token is in `freeze_list`, or where its loss exceeds `threshold`
+    A position is frozen if its token is in `freeze_list`, or if its loss exceeds `threshold`
     and a token of `freeze_list` is at most `window` positions away in the same response (a gap of
     −100, such as a tool's answer, ends one and begins another). A pillar
     is never frozen, on either ground; a type in both lists counts as a pillar, and nothing is
@@ -129,7 +129,7 @@ def freeze_weights(
     Args:
         labels: (B, T) int64 token ids, −100 on prompts and padding.
         loss_per_token: (B, T) reverse KL of each position, in nats; no gradient flows through it.
-            None is allowed where the window is 0, for then no loss is asked.
+            None is allowed if the window is 0, for then no loss is asked.
         freeze_list: Token ids, or their `token_table`.
         window: Half width of the local window, in tokens.
         threshold: Loss above which a position of a window is frozen, in nats.
@@ -139,7 +139,7 @@ def freeze_weights(
             `labels[b, t + label_shift]`.
 
     Returns:
-        (B, T) float32, aligned with `loss_per_token`: 0 where the label is −100, λ where frozen,
+        (B, T) float32, aligned with `loss_per_token`: 0 if the label is −100, λ if frozen,
         else 1.
 
     Example:
@@ -230,7 +230,7 @@ def budget_weights(
         labels: (B, T) int64, −100 on prompts and padding; None takes every position as valid.
         pillars: Types that are kept on top of the budget.
         label_shift: As in `aligned_labels`.
-        threshold: `budget_threshold` of the whole batch that the optimiser sees, where this is a
+        threshold: `budget_threshold` of the whole batch that the optimiser sees, if this is a
             part of it: what scores at least that is kept, whatever share of this part it is.
 
     Returns:
@@ -264,11 +264,11 @@ def budget_threshold(scores: Sequence[Tensor], budget: float) -> float:
 
     Args:
         scores: One tensor (N_i,) of each micro-batch and process: the scores of its valid
-            positions, NaN where one is never to be kept.
+            positions, NaN if one is never to be kept.
         budget: As in `budget_weights`; the share is of all positions together.
 
     Returns:
-        What `budget_weights` takes as `threshold`; +∞ where there is no position.
+        What `budget_weights` takes as `threshold`; +∞ if there is no position.
     """
     flat = torch.cat([part.detach().float().flatten().cpu() for part in scores])
     known = flat[~flat.isnan()]

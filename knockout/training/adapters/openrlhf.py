@@ -26,7 +26,7 @@ def labels_of(sequences: Tensor, action_mask: Tensor) -> Tensor:
         action_mask: (B, T).
 
     Returns:
-        (B, T) int64, −100 where the mask is 0.
+        (B, T) int64, −100 if the mask is 0.
     """
     n = action_mask.shape[1]
     if sequences.shape[0] != action_mask.shape[0] or sequences.shape[1] <= n:
