@@ -10,11 +10,15 @@ import torch
 from oracles import pick_plain
 from tiny import banning
 
-from knockout.engines.base import Request, to_extra_args
+from knockout.engines.base import EngineInfo, Request, to_extra_args
+from knockout.engines.canary import check_bans_hold
+from knockout.engines.trajectory import Beginnings
 from knockout.errors import KnockoutError
+from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.processors import Rule, rule_from_extra_args
 from knockout.processors.batch import Batch
+from knockout.processors.names import names_of
 from knockout.processors.rules import check_ids
 from knockout.processors.transformers import KnockoutLogitsProcessor
 
@@ -533,3 +537,90 @@ def test_both_loaders_take_the_class(vllm: Any) -> None:
     path = "knockout.processors.vllm:KnockoutProcessor"
     for load in (_load_custom_logitsprocs, _load_v2_logitsprocs):
         assert set(load([path])) == {vllm.processor}
+
+
+# A runner with two of them: by the installed entry point and by name --------------------------------
+
+
+def watching(tokens: list[int]) -> dict[str, Any]:
+    request = Request(
+        "r", (7,) * 3, 5, Sampling(temperature=1), 9, watch=tuple(ban((t,)) for t in tokens)
+    )
+    return to_extra_args(request)
+
+
+def test_v1_picks_once_with_two_processors(vllm: Any) -> None:
+    device = torch.device("cpu")
+    first, second = (vllm.processor(CONFIG, device, False) for _ in range(2))
+    assert (first.acts, second.acts) == (True, False)
+    raw = torch.randn(1, V)
+    token = pick_plain(raw[0].tolist(), Sampling(temperature=1), 5, 3)
+    others = [t for t in range(5) if t != token]
+    params = vllm.params(temperature=0, extra_args=watching([token, *others]))
+    update = vllm.update(batch_size=1, removed=[], added=[(0, params, [7] * 3, [])], moved=[])
+    logits = raw.clone()
+    for processor in (first, second):
+        processor.update_state(update)
+        logits = processor.apply(logits)
+    assert logits[0].argmax() == token
+    (marks,) = (logits[0] == -1).nonzero(as_tuple=True)
+    assert len(marks) == 1
+
+
+def test_v2_picks_once_with_two_processors(vllm: Any) -> None:
+    states = SimpleNamespace(max_num_reqs=8)
+    first, second = (vllm.processor(CONFIG, states) for _ in range(2))
+    params = vllm.params(temperature=0, extra_args=watching([1, 2]))
+    assert first.add_request(0, params)
+    assert not second.add_request(0, params)
+
+
+def test_each_runner_has_one_that_acts(vllm: Any) -> None:
+    one, two = (vllm.processor(CONFIG, torch.device("cpu"), False) for _ in range(2))
+    three = vllm.processor(CONFIG, SimpleNamespace(max_num_reqs=8))
+    assert [one.acts, two.acts, three.acts] == [True] * 3
+
+
+# The start-up check -----------------------------------------------------------------------------
+
+
+class Passes:
+    """An engine whose logits follow from the tokens so far, and that picks `times` times."""
+
+    def __init__(self, times: int) -> None:
+        self.info = EngineInfo(
+            kind="test", model="test", device="cpu", dtype="float32", runner="test",
+            vocab_size=200, eos_ids=(), max_model_len=100, versions={}, settings={},
+        )  # fmt: skip
+        self.times, self.done = times, []
+        self.begin = Beginnings(self.info, None).begin
+
+    @property
+    def n_open(self) -> int:
+        return len(self.done)
+
+    def add(self, request: Request) -> None:
+        path = self.begin(request, [])
+        rule = rule_from_extra_args(to_extra_args(request))
+        finish = path.finish
+        while finish is None:
+            so_far = [*request.prompt, *path.tokens]
+            torch.manual_seed(hash(tuple(so_far)))
+            logits = torch.randn(1, 200)
+            for _ in range(self.times):
+                Batch([rule], 200).apply_(logits, torch.tensor([len(so_far)]))
+            token = int(logits.argmax())
+            highest = logits[0].topk(min(len(request.watch) + 2, 200))
+            named = [names_of(token, highest.indices.numpy(), highest.values.numpy(), 200)]
+            finish = path.extend([token], named if request.watch else [])
+        self.done.append(path.completion(finish))
+
+    def step(self) -> list[Any]:
+        done, self.done = self.done, []
+        return done
+
+
+def test_the_start_up_check_sees_a_second_pick() -> None:
+    check_bans_hold(Passes(1))
+    with pytest.raises(KnockoutError, match="canary-swap"):
+        check_bans_hold(Passes(2))

@@ -81,7 +81,8 @@ def test_forks_are_exact_and_the_summary_adds_up(undisturbed: Path) -> None:
     assert summary["n_cells"] == 24
     assert summary["trajectories"] == 24 + summary["forks"] + summary["inherited"] == 24 * 5
     assert summary["coupling_errors"] == 0
-    assert summary["steps_checked"] > 300
+    # Each fork's first token is compared with the baseline's there; audits are runs from scratch.
+    assert 20 < summary["steps_checked"] <= summary["forks"]
     assert summary["audited"] > 5
     assert summary["fork_errors"] == 0
     assert summary["tokens_generated"] < summary["tokens_naive"]

@@ -4,8 +4,9 @@ Engines have been seen to skip custom processors without an error (under specula
 for greedy requests), and to decode a kind of model without its context. So no run starts on trust.
 
 At a very high temperature logits hardly matter: the pick is the largest noise, which is known here
-without any logits. That shows that picks, seeds, positions, bans and the answers to watched
-interventions are ours. Decoding is then compared with fresh forward passes over the same tokens.
+without any logits. That shows that picks, seeds, positions, bans, replacements and the answers to
+watched interventions are ours, and that nobody picks again from a row that we have decided.
+Decoding is then compared with fresh forward passes over the same tokens.
 """
 
 from __future__ import annotations
@@ -50,21 +51,31 @@ def check_bans_hold(engine: Engine) -> None:
         Intervention("replace", (first,), replacement=third),
     )
     watch += tuple(ban((token,)) for token in others)
+    # Emits the token with the least noise and marks others: a second pick would take one of those.
+    lowest = int(noise.argmin())
+    swap = Intervention("replace", (first,), replacement=lowest)
     plain = Request("canary-pick", prompt, _SEED, _HOT, max_tokens=1, watch=watch)
     requests = [
         plain,
         replace(plain, key="canary-ban", intervention=watch[0], watch=()),
         replace(plain, key="canary-fork", intervention=watch[0], watch=watch[:2]),
+        replace(plain, key="canary-swap", intervention=swap, watch=watch[:2]),
     ]
     found = _run(engine, requests)
     if int(found["canary-ban"].tokens[0]) == first:
         raise _failed(engine, f"token {first} was banned and came out")
-    for key, want in (("canary-pick", first), ("canary-ban", second), ("canary-fork", second)):
+    for key, want in (
+        ("canary-pick", first),
+        ("canary-ban", second),
+        ("canary-fork", second),
+        ("canary-swap", lowest),
+    ):
         if (token := int(found[key].tokens[0])) != want:
             raise _failed(engine, f"its token {token} is not the {want} that we picked ({key})")
     for key, changes in (
         ("canary-pick", [0, -1, 0] + [-1] * len(others)),
         ("canary-fork", [-1, 0]),
+        ("canary-swap", [0, 0]),
     ):
         told = found[key].changes
         if told is None or told.tolist() != changes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
@@ -51,6 +52,11 @@ _FORCING: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("thinking_token_budget", (None,)),
     ("trace_decode_token_ids", (None, [])),
 )
+
+# The instance of each model runner that acts. vLLM makes one for the installed entry point and
+# another for the name in `logits_processors`; a second pick from a row that has been decided would
+# choose between the token and what the row says of watched interventions.
+_acting: WeakValueDictionary[tuple[int, int], KnockoutProcessor] = WeakValueDictionary()
 
 # Request name to reason, where an engine in this process asked for it.
 _failures: dict[str, str] | None = None
@@ -118,7 +124,10 @@ def _width_at_arrival() -> int | None:
 
 
 class KnockoutProcessor(V1Interface, V2Interface):
-    """Bans tokens and makes coupled picks inside vLLM (both model runners)."""
+    """Bans tokens and makes coupled picks inside vLLM (both model runners).
+
+    Where one model runner is given several of them, the first acts and the others do nothing.
+    """
 
     def __init__(self, vllm_config: VllmConfig, *rest: Any) -> None:
         """Is called by vLLM.
@@ -137,6 +146,10 @@ class KnockoutProcessor(V1Interface, V2Interface):
                 "speculative decoding on vLLM's V1 model runner skips custom logits processors, "
                 "so bans would not hold: switch it off"
             )
+        # What is one object for all processors of a runner and lives as long as they do, so that
+        # its id is no other's: V1's device, V2's request states.
+        self._runner = (vllm_config, rest[0])
+        self.acts = _acting.setdefault((id(vllm_config), id(rest[0])), self) is self
         # Keyed by row on V1 (with prompt length and the request's own list of outputs, which
         # grows), by slot on V2.
         self._by_row: dict[int, tuple[Rule, int, list[int]]] = {}
@@ -168,6 +181,8 @@ class KnockoutProcessor(V1Interface, V2Interface):
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follows V1's batch changes."""
+        if not self.acts:
+            return
         if process_dict_updates(self._by_row, batch_update, self._new_row):
             self._batch = None
 
@@ -185,6 +200,8 @@ class KnockoutProcessor(V1Interface, V2Interface):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Sets V2's slot anew; returns whether its rows are changed."""
+        if not self.acts:
+            return False
         before = self._by_slot.pop(req_idx, None)
         rule = self._rule(sampling_params)
         if rule is not None:
