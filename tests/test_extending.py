@@ -10,36 +10,46 @@ import sys
 from pathlib import Path
 
 import pytest
+from child_runs import sweep_file
 
 from knockout.benchmarks.load import load_benchmark
+from knockout.engines.open import choose_kind
 from knockout.errors import UsageError
 from knockout.grading.registry import find_grader
+from knockout.ledger import Ledger
 from knockout.registry import Registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 DOC = {"question": "Who proved it?", "name": "Noether"}
 
 
-def block(language: str) -> str:
-    section = PAGE.read_text(encoding="utf-8").split("\n## A grader\n")[1].split("\n## ")[0]
+def block(language: str, part: str = "A grader") -> str:
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {part}\n")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[0]
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """The page's grader as an installed package, with its task."""
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "__init__.py").touch()
-    (tmp_path / "my_package" / "names.py").write_text(block("python"), encoding="utf-8")
-    info = tmp_path / "my_package-1.0.dist-info"
+def install(folder: Path, part: str = "A grader") -> None:
+    """A part's module as an installed package."""
+    entry_points = block("toml", part)
+    module = entry_points.split("my_package.")[1].split('"')[0]
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / f"{module}.py").write_text(block("python", part), encoding="utf-8")
+    info = folder / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    group, _, entry = block("toml").partition("\n")
+    group, _, entry = entry_points.partition("\n")
     (info / "entry_points.txt").write_text(
         group.replace('project.entry-points."', "").replace('"]', "]")
         + "\n"
         + entry.replace('"', "")
     )
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The page's grader as an installed package, with its task."""
+    install(tmp_path)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "who.yaml").write_text(block("yaml"), encoding="utf-8")
     return tmp_path
@@ -95,3 +105,55 @@ def test_a_name_is_taken_once_but_its_module_may_be_read_again() -> None:
     assert (kinds.names(), kinds.find("one")) == (("one",), 1)
     with pytest.raises(UsageError, match="found number 'two'; expected one of one"):
         kinds.find("two")
+
+
+def test_an_engine_of_a_package_runs_a_sweep(tmp_path: Path) -> None:
+    """Every token and every divergence step is what the transformers engine gives."""
+    install(tmp_path, "An engine")
+    path = sweep_file(tmp_path, n_problems=6, audit=0.5)
+    for kind in ("plain", "transformers"):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "knockout",
+                "run",
+                path.name,
+                "--out",
+                kind,
+                "--set",
+                f"engine.kind={kind}",
+            ],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PAGE.parents[1])]),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    found = [
+        json.loads((tmp_path / k / "summary.json").read_text()) for k in ("plain", "transformers")
+    ]
+    assert found[0]["engine"]["kind"] == "plain"
+    assert found[0]["forks"] > 3
+    assert found[0]["fork_errors"] == found[0]["coupling_errors"] == 0
+    with (
+        Ledger.open(tmp_path / "plain" / "run.db") as one,
+        Ledger.open(tmp_path / "transformers" / "run.db") as other,
+    ):
+        assert sorted(map(repr, zip(*one.decided(), strict=True))) == sorted(
+            map(repr, zip(*other.decided(), strict=True))
+        )
+        for key in one.decided()[0]:
+            for c in range(-1, len(one.candidates)):
+                assert one.trajectory(key, c).tolist() == other.trajectory(key, c).tolist()
+
+
+def test_a_kind_of_engine_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(
+        UsageError, match=r"engine.kind 'plane'; expected one of vllm, transformers"
+    ):
+        choose_kind("plane")

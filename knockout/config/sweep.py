@@ -98,9 +98,9 @@ class _Model(BaseModel):
 class EngineSettings(_Model):
     """The engine that generates, and how much it may hold at once."""
 
-    kind: Literal["auto", "vllm", "transformers", "server", "ray"] = outputs("auto")
-    """`auto` takes vLLM if it is installed, else transformers; `server` takes running ones;
-    `ray` is `auto` in Ray's actors."""
+    kind: Text = outputs("auto")
+    """`vllm`, `transformers`, or an installed package's; `auto` takes vLLM if it is installed, else
+    transformers; `server` takes running ones; `ray` is `auto` in Ray's actors."""
     urls: tuple[Text, ...] | None = handling(None)
     """Running vLLM servers of the model, for `kind: server`: `[http://HOST:PORT, ...]`."""
     data_parallel: Count | None = handling(None)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,17 @@ from knockout.method.interventions import Intervention
 from knockout.method.sampling import Sampling
 from knockout.processors.rules import watch_of
 
+if TYPE_CHECKING:
+    from knockout.engines.scoring import Pair, Scored
+
 __all__ = [
     "Completion",
     "Engine",
     "EngineInfo",
     "Finish",
     "Request",
+    "Scores",
+    "Several",
     "generate",
     "n_reported",
     "to_extra_args",
@@ -126,9 +131,15 @@ class EngineInfo:
 
 @runtime_checkable
 class Engine(Protocol):
-    """The one protocol. An engine is used from one thread."""
+    """What every engine is. It is used from one thread.
+
+    Attributes:
+        info: What runs.
+        tokenizer: The model's tokenizer.
+    """
 
     info: EngineInfo
+    tokenizer: Any
 
     def add(self, request: Request) -> None:
         """Queues a request; allowed at any time, also while others run."""
@@ -142,6 +153,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees the engine. Harmless when called twice."""
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """What an engine may do besides: lm-eval's log-likelihood tasks and the check of weights."""
+
+    def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
+        """Log-likelihoods of continuations under a ban; nothing may be open."""
+
+
+@runtime_checkable
+class Several(Protocol):
+    """What an engine of several copies says: `max_num_seqs` is that of one."""
+
+    n_engines: int
 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[Completion]:

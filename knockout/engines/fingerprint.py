@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from knockout.engines.base import Engine
+from knockout.engines.base import Engine, Scores
 
 __all__ = ["Fingerprint", "fingerprints", "probe_ids"]
 
@@ -56,6 +56,14 @@ class Fingerprint:
         return self.difference(other) <= (_TOLERANCE if exact else _ROUGH_TOLERANCE)
 
 
+@runtime_checkable
+class Fingerprints(Protocol):
+    """An engine whose weights are loaded in several places."""
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """What the weights are, by the name of each place."""
+
+
 def probe_ids(vocab_size: int) -> list[int]:
     """The probe: ids spread over the vocabulary."""
     return [(3 + i) * 37 % vocab_size for i in range(_LENGTH)]
@@ -67,12 +75,10 @@ def fingerprints(engine: Engine) -> dict[str, Fingerprint]:
     Returns:
         Nothing for an engine that cannot tell.
     """
-    own = getattr(engine, "fingerprints", None)
-    if own is not None:
-        return dict(own())
-    score = getattr(engine, "score", None)
-    if score is None:
+    if isinstance(engine, Fingerprints):
+        return engine.fingerprints()
+    if not isinstance(engine, Scores):
         return {}
     ids = probe_ids(engine.info.vocab_size)
-    scored = score([(ids[:at], [ids[at]]) for at in range(1, len(ids))])
+    scored = engine.score([(ids[:at], [ids[at]]) for at in range(1, len(ids))])
     return {engine.info.kind: Fingerprint(tuple(one.logprob for one in scored), engine.info.dtype)}

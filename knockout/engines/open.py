@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from knockout.engines.registry import engine_kind, find_engine
 from knockout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,22 +43,18 @@ _VLLM_ONLY = (
 )
 
 
-def choose_kind(kind: str = "auto") -> Literal["vllm", "transformers", "server"]:
-    """The engine that runs: "auto" takes vLLM where it is installed, else transformers.
+def choose_kind(kind: str = "auto") -> str:
+    """The engine that runs: "auto" takes vLLM if it is installed, else transformers.
 
     "ray" is the same in Ray's actors; results do not depend on where they were made.
 
     Raises:
         UsageError: No such kind.
     """
-    unnamed = kind in ("auto", "ray")
-    if kind == "vllm" or (unnamed and importlib.util.find_spec("vllm") is not None):
-        return "vllm"
-    if unnamed or kind == "transformers":
-        return "transformers"
-    if kind == "server":
-        return "server"
-    raise UsageError(f"engine.kind is {kind!r}; expected auto, vllm, transformers, server or ray")
+    if kind in ("auto", "ray"):
+        return "vllm" if importlib.util.find_spec("vllm") is not None else "transformers"
+    find_engine(kind)
+    return kind
 
 
 def open_engine(
@@ -101,40 +99,52 @@ def open_engine(
     if asked == "ray" or address is not None or (n_engines or 1) > 1:
         given.pop("outage_limit_s", None)
         return _open_ray(model, kind, n_engines, address, seed, given)
-    given.pop("hang_limit_s", None)
-    if kind == "server":
-        return _open_server(model, given)
-    given.pop("outage_limit_s", None)
-    if "urls" in given:
-        raise UsageError(f"engine.urls: only engine.kind: server has this, and it is {kind}")
-    if kind == "vllm":
-        if "device" in given:
-            raise UsageError(
-                f"engine.device is {given['device']!r}, but vLLM takes the devices it sees: set "
-                "CUDA_VISIBLE_DEVICES, or use engine.kind: transformers"
-            )
-        from knockout.engines.vllm import VllmEngine
+    return find_engine(kind)(model, {**given, "seed": seed})
 
-        return VllmEngine(model, seed=seed, **given)
-    if stray := [name for name in _VLLM_ONLY if name in given]:
+
+@engine_kind("vllm")
+def _open_vllm(model: str, given: dict[str, Any]) -> Engine:
+    _refuse(given, ("urls",), "only engine.kind: server has this, and it is vllm")
+    if "device" in given:
         raise UsageError(
-            f"engine.{', engine.'.join(stray)}: only vLLM has this, and the engine is transformers"
+            f"engine.device is {given['device']!r}, but vLLM takes the devices it sees: set "
+            "CUDA_VISIBLE_DEVICES, or use engine.kind: transformers"
         )
+    from knockout.engines.vllm import VllmEngine
+
+    return VllmEngine(model, **_without(given, "hang_limit_s", "outage_limit_s"))
+
+
+@engine_kind("transformers")
+def _open_transformers(model: str, given: dict[str, Any]) -> Engine:
+    _refuse(given, ("urls",), "only engine.kind: server has this, and it is transformers")
+    _refuse(given, _VLLM_ONLY, "only vLLM has this, and the engine is transformers")
     from knockout.engines.transformers import TransformersEngine
 
-    return TransformersEngine(model, **given)
+    return TransformersEngine(model, **_without(given, "seed", "hang_limit_s", "outage_limit_s"))
 
 
+@engine_kind("server")
 def _open_server(model: str, given: dict[str, Any]) -> Engine:
     """Connects to running servers; what was decided where they were started is refused here."""
-    if stray := [name for name in (*_VLLM_ONLY, "dtype", "device") if name in given]:
-        raise UsageError(
-            f"engine.{', engine.'.join(stray)}: give this where the server is started; "
-            "engine.kind: server takes urls, max_model_len, max_num_seqs and options"
-        )
+    _refuse(
+        given, (*_VLLM_ONLY, "dtype", "device"),
+        "give this where the server is started; engine.kind: server takes urls, max_model_len, "
+        "max_num_seqs and options",
+    )  # fmt: skip
     from knockout.engines.server import ServerEngine
 
-    return ServerEngine(model, urls=given.pop("urls", ()), **given)
+    urls = given.get("urls", ())
+    return ServerEngine(model, urls=urls, **_without(given, "seed", "hang_limit_s", "urls"))
+
+
+def _refuse(given: dict[str, Any], names: Sequence[str], why: str) -> None:
+    if stray := [name for name in names if name in given]:
+        raise UsageError(f"engine.{', engine.'.join(stray)}: {why}")
+
+
+def _without(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in names}
 
 
 def _open_ray(

@@ -24,7 +24,7 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from knockout.engines.base import Completion, Request, generate
+from knockout.engines.base import Completion, Request, Scores, generate
 from knockout.engines.open import open_engine
 from knockout.engines.scoring import Pair
 from knockout.errors import KnockoutError, UsageError
@@ -140,7 +140,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
             raise UsageError(
                 f"knockout_ids contains {ends[0]}, which ends a text; give allow_eos=true to ban it"
             )
-        self.tokenizer = self.engine.tokenizer  # type: ignore[attr-defined]
+        self.tokenizer = self.engine.tokenizer
         self.seed = int(seed)
         self.think_end_token = think_end_token
         self._max_gen_toks = int(max_gen_toks)
@@ -366,8 +366,8 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         return scored
 
     def _score(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        score = getattr(self.engine, "score", None)
-        if score is None:
+        engine = self.engine
+        if not isinstance(engine, Scores):
             raise UsageError(
                 f"the engine {self.engine.info.kind} gives no log-likelihoods; use engine=vllm or "
                 "engine=transformers, or tasks that generate"
@@ -382,7 +382,7 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
                     f"max_length {self.max_length}"
                 )
             cut.append((list(context)[-(longest - len(answer)) :], answer))
-        return [(logprob, greedy) for logprob, greedy in score(cut, self.banned)]
+        return [(logprob, greedy) for logprob, greedy in engine.score(cut, self.banned)]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False

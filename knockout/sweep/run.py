@@ -20,7 +20,7 @@ from knockout._version import __version__
 from knockout.config.file import dump_sweep, load_sweep, sweep_record
 from knockout.config.sweep import Sweep
 from knockout.config.urls import without_secrets
-from knockout.engines.base import Engine
+from knockout.engines.base import Engine, Several
 from knockout.engines.open import open_engine
 from knockout.errors import KnockoutError, UsageError
 from knockout.files import write_text
@@ -209,7 +209,8 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
 
             scheduler = Scheduler(
                 prepared.plan, ledger, engine, grader, prepared.tokenizer,
-                sweep.engine.max_num_seqs * getattr(engine, "n_engines", 1), observe,
+                sweep.engine.max_num_seqs * (engine.n_engines if isinstance(engine, Several) else 1),
+                observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
                 # A stop that arrives while the last grade is being written leaves nothing undone.
