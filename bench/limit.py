@@ -50,7 +50,7 @@ FREQUENT = (28, 30, 198, 260, 281, 282, 284, 288, 314, 325, 327, 346)
 
 
 def main(folder: str = "runs/limit") -> None:
-    """Runs what is missing and writes bench/results/limit.json after each prompt."""
+    """Runs what is missing and writes bench/results/limit.json after each engine."""
     place = Path(folder) / "units.jsonl"
     place.parent.mkdir(parents=True, exist_ok=True)
     units = [json.loads(line) for line in place.read_text().splitlines()] if place.exists() else []
@@ -71,9 +71,9 @@ def main(folder: str = "runs/limit") -> None:
             units.append({"engine": kind, "setting": name, "prompt": number, **found})
             with place.open("a") as file:
                 file.write(json.dumps(units[-1]) + "\n")
-            report(units)
             print(kind, name, number, flush=True)
         engine.close()
+        report(units)
     report(units)
 
 
