@@ -35,7 +35,7 @@ SHARE = 0.55
 """Share of knockouts that fork: 2 million of 3.6 million."""
 
 
-def a_plan(scale: float) -> Plan:
+def a_plan(scale: float, n_seeds: int = N_SEEDS) -> Plan:
     """The run's plan; `scale` makes every benchmark smaller."""
     sampling = Sampling(0.6, 0.95, 20, 0.0)
     return Plan(
@@ -43,7 +43,7 @@ def a_plan(scale: float) -> Plan:
         benchmarks=tuple(
             PlannedBenchmark(
                 name,
-                N_SEEDS,
+                n_seeds,
                 sampling,
                 tuple(
                     PlannedProblem(str(i), (1, 2, 3), (), 100)
@@ -74,7 +74,7 @@ def write_ledger(plan: Plan, folder: Path, seed: int = 0) -> int:
             ability = rng.random(len(benchmark.problems))
             for p in range(len(benchmark.problems)):
                 cells, forks = [], []
-                for s in range(N_SEEDS):
+                for s in range(benchmark.n_seeds):
                     key = CellKey(b, p, s)
                     tokens = rng.integers(0, 30000, rng.integers(20, 40)).astype(np.int32)
                     forked = rng.random(N_CANDIDATES) < shares

@@ -397,6 +397,8 @@ class Sweep(_Model):
     """Racing; null runs all seeds for all candidates."""
     grading: Grading = handling(default_factory=Grading)
     """How answers are graded."""
+    tracker: Literal["wandb", "mlflow", "tensorboard"] | None = handling(None)
+    """Where the run's progress is sent to as well; the package of that name must be installed."""
 
     @field_validator("model")
     @classmethod

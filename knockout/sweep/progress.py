@@ -81,6 +81,20 @@ class Display:
         else:
             print(f"cells {line}", file=sys.stderr, flush=True)
 
+    def numbers(self, snapshot: Snapshot) -> dict[str, float]:
+        """The same for a tracker."""
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        return {
+            "cells": snapshot.cells,
+            "cells_share": snapshot.cells / max(self.n_cells, 1),
+            "forks": snapshot.forks,
+            "waiting": snapshot.waiting,
+            "running": snapshot.running,
+            "tokens": snapshot.tokens,
+            "tokens_per_s": snapshot.tokens / elapsed,
+            **{f"answers_lost/{name}": net for name, net in snapshot.leading},
+        }
+
     def line(self, snapshot: Snapshot, elapsed: float) -> str:
         """One line: cells, forks, speed, time left, and who leads so far."""
         if self._forks_before is None:

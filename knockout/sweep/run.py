@@ -34,6 +34,7 @@ from knockout.sweep.progress import Display
 from knockout.sweep.racing import race_rounds
 from knockout.sweep.scheduler import Scheduler
 from knockout.sweep.summary import summarise
+from knockout.sweep.tracking import Tracking
 from knockout.sweep.weights import check_weights
 from knockout.tokens.checkpoint import resolve_model
 
@@ -118,7 +119,9 @@ def run_sweep(
             ledger.note("golds_as_text", as_text)
         if retry_failed:
             _forget_failures(ledger, raced=sweep.adaptive is not None)
-        finished = _work(prepared, ledger)
+        tracking = Tracking(sweep.tracker, out, sweep_record(sweep))
+        stack.enter_context(tracking)
+        finished = _work(prepared, ledger, tracking)
         state = totals(ledger)
         if finished and state.complete:
             note_look(ledger)
@@ -131,8 +134,18 @@ def run_sweep(
                 f"go on with: {again or 'the same command'}"
             )
         _write_verdicts(ledger, sweep, out)
+        tracking.tell(_numbers(summary), int(summary["cells_done"]), now=True)
         for warning in summary["warnings"]:
             log.warning(warning)
+
+
+def _numbers(summary: dict[str, Any]) -> dict[str, float]:
+    """The counts of a summary, for a tracker."""
+    return {
+        f"summary/{key}": float(value)
+        for key, value in summary.items()
+        if isinstance(value, int | float)
+    }
 
 
 def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
@@ -159,7 +172,7 @@ def _nothing_owed(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]
     return not any(next(owed(prepared.plan, ledger, this), None) for this in rounds)
 
 
-def _work(prepared: Prepared, ledger: Ledger) -> bool:
+def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
     """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
 
     def hours_so_far() -> float:
@@ -204,6 +217,7 @@ def _work(prepared: Prepared, ledger: Ledger) -> bool:
 
             def observe(snapshot: Snapshot) -> None:
                 display.observe(snapshot)
+                tracking.tell(display.numbers(snapshot), snapshot.cells)
                 if time.monotonic() - noted >= _NOTE_TIME_EVERY_S:
                     note_time()
 

@@ -79,7 +79,6 @@ function figuresOf(data) {
   const other = others.includes(chosen.against) ? chosen.against : others[0];
   const few = [...rows].sort((a, b) => Math.abs(b.delta) - Math.abs(a.delta)).slice(0, 40);
   const many = rows.length > few.length;
-  const all = many && chosen.rows === "all";
   const set = (key, blank) => (value) => { choosing({ [key]: value === blank ? "" : value }); box.replaceWith((box = figuresOf(data))); };
   const search = el("input", {
     type: "search", list: "names", placeholder: "token or id", onchange: (event) => {
@@ -95,15 +94,24 @@ function figuresOf(data) {
   const dose = data.doses.filter((d) => d.benchmark === benchmark);
   const pairs = data.pairs.filter((d) => d.benchmark === benchmark);
   const map = data.map.filter((cell) => cell.benchmark === benchmark);
+  // The rows of the forest change often: nothing else is drawn anew with them.
+  const forestOf = () => {
+    const all = many && address().chosen.rows === "all";
+    return el("div", { class: all ? "tall" : "" }, draw(`forest/${rule}`, "Forest plot", all ? rows : few));
+  };
+  const forest = el("div", {}, forestOf());
   let box = el("div", {},
     el("div", { class: "bar" },
       choose("benchmark", names.map((n) => [n, n]), benchmark, set("benchmark", names[0])),
       choose("rule", RULES, rule, set("rule", data.run.rule)),
-      many ? choose("rows", [["few", `${few.length} largest |Δ|`], ["all", `all ${rows.length}`]], all ? "all" : "few", set("rows", "few")) : null,
+      many ? choose("rows", [["few", `${few.length} largest |Δ|`], ["all", `all ${rows.length}`]], chosen.rows === "all" ? "all" : "few", (value) => {
+        choosing({ rows: value === "few" ? "" : value });
+        forest.replaceChildren(forestOf());
+      }) : null,
       el("label", {}, el("span", {}, "go to candidate"), search),
       el("datalist", { id: "names" }, data.candidates.slice(0, 2000).map((c) => el("option", { value: c.name })))),
     figure("Δ with its interval", `By ${level}. An interval excludes 0 exactly where the verdict is strong. Wide band: the controls' Δ. Click a row for the candidate.`,
-      el("div", { class: all ? "tall" : "" }, draw(`forest/${rule}`, "Forest plot", all ? rows : few))),
+      forest),
     el("div", { class: "grid" },
       figure("Effect and evidence", `By ${level}.`, draw(`volcano/${rule}`, "Δ against minus log10 p")),
       figure("Effect and frequency", "Candidates that the baselines never emit are left out.", draw(`frequency/${rule}`, "Δ against frequency", rows.filter((r) => r.per_1000 > 0))),
