@@ -294,7 +294,7 @@ def test_a_benchmark_gives_prompts(checkpoints: dict[str, Path], tmp_path: Path)
         ("prompts.benchmarks=[]", "no prompts: give prompts.benchmarks"),
         ("student=null", "no student: give one"),
         ("rollouts.sampling.max_tokens=3", "give rollouts.max_tokens"),
-        ("chat.template=true", "the student has no chat template"),
+        ("chat.template=true", "the tokenizer of the student has no chat template"),
         ("nonsense", "expected one file, then key=value"),
     ):
         bad = CliRunner().invoke(mine_app(), [*command, wrong])

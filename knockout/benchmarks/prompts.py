@@ -6,9 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from knockout.benchmarks.types import Chat, Problem
+from knockout.config.sweep import ChatSettings
 from knockout.errors import UsageError
 
-__all__ = ["chat_renderer", "encode_prompt"]
+__all__ = ["chat_for", "chat_renderer", "encode_prompt"]
+
+
+def chat_for(settings: ChatSettings, tokenizer: Any, whose: str) -> Chat:
+    """What a file asks for, with the tokenizer's own answer if it leaves `template` open.
+
+    Args:
+        settings: The part `chat` of a sweep or mine file.
+        tokenizer: Of the model that answers.
+        whose: The model, for messages.
+
+    Raises:
+        UsageError: It asks for a chat template that the tokenizer lacks.
+    """
+    there = bool(getattr(tokenizer, "chat_template", None))
+    if settings.template and not there:
+        raise UsageError(
+            f"chat.template is true, but the tokenizer of {whose} has no chat template; "
+            "set it to false"
+        )
+    template = there if settings.template is None else settings.template
+    return Chat(template, settings.system, dict(settings.args), settings.think_end)
 
 
 def chat_renderer(tokenizer: Any, chat: Chat) -> Callable[..., str]:

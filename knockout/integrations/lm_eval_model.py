@@ -213,24 +213,10 @@ class KnockoutLM(TemplateLM):  # type: ignore[misc]
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """A conversation as a prompt; without its system message where the template has no place."""
-        from jinja2.exceptions import TemplateError
+        from knockout.benchmarks import Chat, chat_renderer
 
-        def render(messages: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                    **self._template_args,
-                )
-            )
-
-        try:
-            return render(chat_history)
-        except TemplateError:
-            log.warning("the chat template refuses a system message; it is left out")
-            return render([m for m in chat_history if m["role"] != "system"])
+        render = chat_renderer(self.tokenizer, Chat(args=self._template_args))
+        return render(chat_history, add_generation_prompt)
 
     # The cache -----------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ __all__ = [
     "ban_",
     "cell_seed",
     "gumbel",
+    "mix64",
     "one_hot_",
     "pick",
 ]
@@ -111,7 +112,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mix(z: Tensor) -> Tensor:
+def mix64(z: Tensor) -> Tensor:
     """SplitMix64's finaliser on int64 (products wrap modulo 2^64)."""
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
@@ -134,8 +135,8 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         float64 of the broadcast shape.
     """
-    key = _mix(_mix(seeds + _WEYL) ^ (positions + 1) * _WEYL)
-    bits = _shift_right(_mix(key + (tokens + 1) * _WEYL), 12)
+    key = mix64(mix64(seeds + _WEYL) ^ (positions + 1) * _WEYL)
+    bits = _shift_right(mix64(key + (tokens + 1) * _WEYL), 12)
     uniform = bits.to(torch.float64).add_(0.5).mul_(2.0**-52)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

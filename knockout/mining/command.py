@@ -114,17 +114,10 @@ def run_mine(config: Mine) -> pd.DataFrame:
 
 def _prompts(tokenizer: Any, config: Mine) -> list[Prompt]:
     """The prompts of all sources, as token ids."""
-    from knockout.benchmarks import Chat, encode_prompt, load_benchmark
+    from knockout.benchmarks import chat_for, encode_prompt, load_benchmark
 
-    source, wanted = config.prompts, config.chat.template
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if wanted and not has_template:
-        raise UsageError("chat.template is true, but the student has no chat template")
-    chat = Chat(
-        template=has_template if wanted is None else wanted,
-        system=config.chat.system,
-        args=config.chat.args,
-    )
+    source = config.prompts
+    chat = chat_for(config.chat, tokenizer, "the student")
     found: list[Prompt] = []
     for name in source.benchmarks:
         for one in load_benchmark(
@@ -141,6 +134,7 @@ def _prompts(tokenizer: Any, config: Mine) -> list[Prompt]:
 
 def _encoder(tokenizer: Any, chat: Any) -> Callable[[Any], Sequence[int]]:
     """Text or chat to token ids."""
+    from knockout.benchmarks import chat_renderer
 
     def encode(value: Any) -> Sequence[int]:
         if isinstance(value, str) and not chat.template:
@@ -150,9 +144,7 @@ def _encoder(tokenizer: Any, chat: Any) -> Callable[[Any], Sequence[int]]:
             messages.insert(0, {"role": "system", "content": chat.system})
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError("prompts contain messages, but the student has no chat template")
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **chat.args
-        )
+        text = chat_renderer(tokenizer, chat)(messages)
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     return encode

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from knockout.ledger import INHERITED, NOT_ASKED, CellKey, Ledger
 from knockout.method.interventions import Intervention
-from knockout.method.sampling import Sampling, cell_seed
+from knockout.method.sampling import Sampling, cell_seed, mix64
 from knockout.tokens.candidates import Candidate
 
 __all__ = ["Owed", "Plan", "PlannedBenchmark", "PlannedProblem", "Round", "audit_mask", "owed"]
@@ -209,11 +210,9 @@ def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:
     """
     if plan.strategy == "naive" or plan.audit <= 0:
         return np.zeros(len(plan.candidates), dtype=bool)
-    # One round of SplitMix64's finaliser mixes the two hashes well enough for a share.
-    z = plan.ban_keys ^ np.uint64(plan.seed(key))
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    uniform = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
+    # One round of mixing joins the two hashes well enough for a share.
+    z = (plan.ban_keys ^ np.uint64(plan.seed(key))).view(np.int64)
+    uniform = mix64(torch.from_numpy(z)).numpy().view(np.uint64).astype(np.float64) / 2.0**64
     return np.asarray(uniform < plan.audit)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knockout.benchmarks import Benchmark, Chat, encode_prompt, load_benchmark
+from knockout.benchmarks import Benchmark, Chat, chat_for, encode_prompt, load_benchmark
 from knockout.config.sweep import DEFAULT_MAX_TOKENS, BenchmarkSettings, Sweep
 from knockout.engines.open import choose_kind
 from knockout.errors import UsageError
@@ -66,19 +66,7 @@ def prepare(sweep: Sweep) -> Prepared:
             f"{sweep.candidates.where} alone yet; `candidates.steps` bounds a knockout by steps"
         )
     resolved = resolve(sweep.candidates, vocabulary)
-    chat = Chat(
-        template=bool(tokenizer.chat_template)
-        if sweep.chat.template is None
-        else sweep.chat.template,
-        system=sweep.chat.system,
-        args=dict(sweep.chat.args),
-        think_end=sweep.chat.think_end,
-    )
-    if chat.template and not tokenizer.chat_template:
-        raise UsageError(
-            f"chat.template is true, but the tokenizer of {sweep.model!r} has no chat template; "
-            "set it to false"
-        )
+    chat = chat_for(sweep.chat, tokenizer, repr(sweep.model))
     longest = _max_model_len(sweep, folder)
     benchmarks: list[Benchmark] = []
     planned: list[PlannedBenchmark] = []
