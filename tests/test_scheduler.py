@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ def a_plan(sampling: Sampling = SAMPLED, **changes: Any) -> Plan:
         return PlannedProblem(f"d{i}", prompt, ("w9 w9",) if i % 2 else (), 10)
 
     candidates = [Candidate(f"w{i}", ban((i,)), (f'"w{i}"',)) for i in range(1, 9)]
+    candidates += [
+        Candidate(f"w{a} + w{b}", ban((a, b)), members=(f"w{a}", f"w{b}"))
+        for a, b in combinations((1, 2, 3, 4, 5), 2)
+    ]
     candidates.append(Candidate("some", ban((10, 11, 12)), ('"w10"', '"w11"', '"w12"'), "control"))
     candidates.append(Candidate("A/A", ban((63,)), ("<padding 63>",), "canary"))
     plan = Plan(
@@ -164,6 +169,28 @@ def test_every_cell_is_there_and_forks_equal_runs_from_scratch(
             c = int(done.key)
             assert undisturbed.trajectory(key, c).tolist() == done.tokens.tolist()
             assert not set(done.tokens.tolist()) & set(plan.candidates[c].token_ids)
+
+
+def test_pairs_leave_the_fork_of_a_member(undisturbed: Ledger) -> None:
+    """Each shares with its member's fork what it did not generate, and is it where that is all."""
+    plan, whole, further = a_plan(), 0, 0
+    for key in undisturbed.decided()[0]:
+        rows = {row.candidate: row for row in undisturbed.fork_rows(key)}
+        for row in rows.values():
+            assert row.shared is not None
+            if row.parent < 0:
+                assert row.shared == row.step
+                continue
+            assert plan.candidates[row.parent].name in plan.candidates[row.candidate].members
+            mine = undisturbed.trajectory(key, row.candidate)
+            other = undisturbed.trajectory(key, row.parent)
+            leaves = rows[row.parent].watched[row.candidate]
+            assert row.shared == (len(other) if leaves < 0 else leaves)
+            assert first_difference(mine, other) == leaves
+            whole += leaves < 0
+            further += leaves > row.step
+    assert whole > 10
+    assert further > 0
 
 
 def test_grades_belong_to_their_trajectories(
@@ -277,9 +304,9 @@ def test_the_longest_problems_begin_first(
         for (b, p), tokens in took.items():  # the oracle: add up the trajectories
             key = CellKey(b, p, 0)
             forks = ledger.query(
-                "SELECT candidate, step FROM fork WHERE benchmark = ? AND problem = ?", (b, p)
+                "SELECT candidate, shared FROM fork WHERE benchmark = ? AND problem = ?", (b, p)
             )
-            parts = [len(ledger.trajectory(key, c)) - step for c, step in forks]
+            parts = [len(ledger.trajectory(key, c)) - shared for c, shared in forks]
             assert tokens == len(ledger.trajectory(key)) + sum(parts)
         rest = [item.key for item in work_left]
         assert sorted(rest) == [CellKey(0, p, 1) for p in range(4)]

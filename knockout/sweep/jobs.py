@@ -81,17 +81,32 @@ class Cell:
     written: bool = False
     owed: Owed | None = None  # what waits for a replay
     rows: list[ForkRow | AuditRow] = field(default_factory=list)
+    pairs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Pairs that wait for the fork of a member, by that member."""
+    left: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By member, where its pairs leave its fork (−1: nowhere), until that is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that waits, runs or is being graded."""
+    """A request that waits, runs or is being graded.
+
+    A pair may leave the fork of one of its members: then `parent` is that candidate and `prefix`
+    the part of its trajectory that they share; `step` is still where it leaves the baseline.
+    """
 
     cell: Cell
     kind: Literal["baseline", "replay", "fork", "audit"]
     candidate: int = -1
     step: int = 0
     reference: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    parent: int = -1
+    prefix: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+
+    @property
+    def shared(self) -> NDArray[np.int32]:
+        """The tokens that it need not generate."""
+        return self.cell.tokens[: self.step] if self.parent < 0 else self.prefix
 
     @property
     def key(self) -> str:

@@ -6,8 +6,9 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,6 +115,11 @@ class Scheduler:
         self._standing = Standing([c.name for c in plan.candidates])
         # One tuple for all baselines, so that an engine reads it once.
         self._watch = tuple(c.intervention for c in plan.candidates)
+        place = {c.name: n for n, c in enumerate(plan.candidates)}
+        self._members = {
+            n: tuple(place[name] for name in c.members if name in place)
+            for n, c in enumerate(plan.candidates)
+        }
         self._checks: dict[CellKey, tuple[int, int]] = {}
         self._ban_texts = [
             [tokenizer.decode([t]) for t in c.token_ids if t < len(tokenizer)]
@@ -206,7 +212,7 @@ class Scheduler:
 
     def _make_ready(self, cell: Cell, item: Owed) -> None:
         """What is left of a cell whose steps are all known."""
-        self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in item.forks)
+        self._ready_forks(cell, item.forks)
         for c in item.audits:
             reference = self.ledger.trajectory(cell.key, c)
             self._ready.append(Job(cell, "audit", c, 0, reference))
@@ -216,19 +222,23 @@ class Scheduler:
         sampling = self.plan.benchmarks[key.benchmark].sampling
         baseline = job.kind in ("baseline", "replay")
         own: Intervention | None = None
+        watch = self._watch if baseline and self.plan.strategy == "fork" else ()
         if not baseline:
             own = self.plan.candidates[job.candidate].intervention
+        if job.kind == "fork":
+            pairs = job.cell.pairs.get(job.candidate, ())
+            watch = tuple(self.plan.candidates[c].intervention for c in pairs)
         request = Request(
             key=job.key,
             prompt=problem.prompt,
-            prefix=tuple(job.cell.tokens[: job.step].tolist()),
+            prefix=tuple(job.shared.tolist()),
             seed=self.plan.seed(key),
             sampling=sampling,
             max_tokens=problem.max_tokens,
             intervention=own,
             stop=problem.stop,
             stop_after=(problem.think_end or "") if problem.thinks else "",
-            watch=self._watch if baseline and self.plan.strategy == "fork" else (),
+            watch=watch,
         )
         with self._engine_failures():
             self.engine.add(request)
@@ -323,10 +333,73 @@ class Scheduler:
 
     def _knock_out(self, cell: Cell, which: NDArray[np.bool_]) -> None:
         """Makes the forks of some candidates ready, and the audits of those without one."""
-        for c in np.flatnonzero((cell.steps >= 0) & which).tolist():
-            self._ready.append(Job(cell, "fork", c, int(cell.steps[c])))
+        self._ready_forks(cell, np.flatnonzero((cell.steps >= 0) & which).tolist())
         for c in np.flatnonzero((cell.steps == INHERITED) & cell.audited & which).tolist():
             self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
+
+    def _ready_forks(self, cell: Cell, forks: Sequence[int]) -> None:
+        """Makes forks ready, but a pair that leaves the baseline with a member waits for its fork.
+
+        From there on the pair is its member's fork, up to the first step at which the other member
+        matters too.
+        """
+        alone = set(forks)
+        if self.plan.strategy == "fork":
+            for c in forks:
+                step = cell.steps[c]
+                member = next(
+                    (m for m in self._members[c] if m in alone and cell.steps[m] == step), None
+                )
+                if member is not None:
+                    cell.pairs[member] = (*cell.pairs.get(member, ()), c)
+            alone.difference_update(*cell.pairs.values())
+        later = self._from_finished(cell, sorted(alone))
+        self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in sorted(alone - later))
+
+    def _from_finished(self, cell: Cell, forks: Sequence[int]) -> set[int]:
+        """Continues pairs whose member's fork an earlier session finished; returns those pairs."""
+        done: set[int] = set()
+        if not cell.written or not any(self._members[c] for c in forks):
+            return done
+        for row in self.ledger.fork_rows(cell.key):
+            for c in sorted(set(row.watched) & set(forks)):
+                done.add(c)
+                whole = np.concatenate([cell.tokens[: row.step], row.tokens])
+                if row.watched[c] == INHERITED:
+                    self._inherit(cell, c, row, whole)
+                else:
+                    self._ready.append(self._child(cell, c, row.candidate, whole, row.watched[c]))
+        return done
+
+    def _child(
+        self, cell: Cell, pair: int, parent: int, tokens: NDArray[np.int32], step: int
+    ) -> Job:
+        return Job(
+            cell, "fork", pair, int(cell.steps[pair]), parent=parent, prefix=tokens[:step]
+        )  # fmt: skip
+
+    def _pairs_of(self, job: Job, done: Completion) -> None:
+        """What becomes of the pairs that waited for a fork."""
+        cell, pairs = job.cell, job.cell.pairs.get(job.candidate, ())
+        if done.finish == "error" or done.changes is None:
+            self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in pairs)
+            cell.pairs.pop(job.candidate, None)
+            return
+        steps = dict(zip(pairs, done.changes.tolist(), strict=True))
+        for c, step in steps.items():
+            if step >= 0:
+                self._ready.append(self._child(cell, c, job.candidate, done.tokens, step))
+        cell.left[job.candidate] = steps
+
+    def _inherit(self, cell: Cell, pair: int, parent: ForkRow, tokens: NDArray[np.int32]) -> None:
+        """Writes a pair that is its member's fork to the end."""
+        row = replace(
+            parent, candidate=pair, parent=parent.candidate, shared=len(tokens), watched={},
+            respelled=self._respelled(cell.key, pair, tokens),
+        )  # fmt: skip
+        self._write(cell, row)
+        if cell.audited[pair]:
+            self._ready.append(Job(cell, "audit", pair, 0, tokens))
 
     def _from_scratch(self) -> Divergences:
         n = len(self._watch)
@@ -340,10 +413,13 @@ class Scheduler:
         return Divergences(done.changes, done.early)
 
     def _fork(self, job: Job, done: Completion) -> None:
+        if job.candidate in job.cell.pairs:
+            self._pairs_of(job, done)
         if done.finish == "error":
             row = ForkRow(
                 job.cell.key, job.candidate, job.step, done.tokens[job.step :],
                 "error", None, "failed", None, done.error or "the engine gave no reason",
+                parent=job.parent, shared=len(job.shared),
             )  # fmt: skip
             self._write(job.cell, row)
             return
@@ -392,8 +468,12 @@ class Scheduler:
             row = ForkRow(
                 cell.key, job.candidate, job.step, done.tokens[job.step :], done.finish, correct,
                 grade.status, grade.extracted, None, self._respelled(cell.key, job.candidate, done.tokens),
+                parent=job.parent, shared=len(job.shared), watched=cell.left.pop(job.candidate, {}),
             )  # fmt: skip
             self._write(cell, row)
+            for pair, step in row.watched.items():
+                if step == INHERITED:
+                    self._inherit(cell, pair, row, done.tokens)
             return
         assert cell.early is not None
         self._cells.append(
