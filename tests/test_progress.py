@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 from knockout.sweep.jobs import Snapshot, Standing
 from knockout.sweep.progress import Display
 
@@ -34,3 +39,36 @@ def test_leading_candidates_are_those_that_lost_most_net_of_what_they_won() -> N
     assert standing.leading() == (("marks", 5), ('"7"', 2))
     line = Display(9, 0).line(snapshot(1, 1, tokens=10, leading=standing.leading()), 1.0)
     assert line.endswith('answers lost: marks −5, "7" −2')
+
+
+def test_a_terminal_of_80_columns_shows_who_leads() -> None:
+    code = (
+        "import time\n"
+        "from knockout.sweep.jobs import Snapshot\n"
+        "from knockout.sweep.progress import Display\n"
+        "with Display(3393, 0) as display:\n"
+        "    display.observe(Snapshot(1200, 84000, 310, 64, 3, 900000,"
+        " (('\"[red] Wait\"', 31), ('\" the\"', 12))))\n"
+        "    time.sleep(0.6)\n"
+    )
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert child.wait(60) == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.decode()).replace("\r", "\n").split("\n")
+    assert max(map(len, lines)) <= 80
+    whole = " ".join(" ".join(lines).split())
+    assert "1200/3393" in whole
+    assert "[red] Wait" in whole
+    assert '" the" −12' in whole

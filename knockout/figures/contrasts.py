@@ -184,7 +184,7 @@ def comparison(names: Sequence[str], farthest: float) -> Spec:
     return {
         "data": {"name": "rows"},
         "transform": [{"filter": "isValid(datum.delta_a) && isValid(datum.delta_b)"}],
-        "height": 320,
+        "height": 440,
         "layer": [
             {**zero, "encoding": {"x": {"datum": 0}}},
             {**zero, "encoding": {"y": {"datum": 0}}},

@@ -9,6 +9,8 @@ __all__ = ["by_seed", "length_change", "outcome_map", "racing", "replacements", 
 # Lost, same, won: orange, neutral, blue, as the verdicts of a loss and a gain are drawn.
 _OUTCOMES = {"domain": ["lost", "same", "won"], "range": ["#b84a08", "#9aa4af", "#0063a6"]}
 
+_WHOLE = {"tickMinStep": 1, "format": "d"}
+
 
 def racing() -> Spec:
     """Candidates still asked for in each round. Rows: `series`, `round`, `running`."""
@@ -48,7 +50,7 @@ def where_forks() -> Spec:
                 "title": "% of the baseline",
             },
             "x2": {"field": "to"},
-            "y": {"field": "forks", "type": "quantitative", "title": "forks"},
+            "y": {"field": "forks", "type": "quantitative", "title": "forks", "axis": _WHOLE},
             "tooltip": [{"field": "from", "title": "from %"}, {"field": "forks"}],
         },
     }
@@ -68,7 +70,7 @@ def length_change() -> Spec:
                 "title": "change of length, tokens",
             },
             "x2": {"field": "high"},
-            "y": {"field": "forks", "type": "quantitative", "title": "forks"},
+            "y": {"field": "forks", "type": "quantitative", "title": "forks", "axis": _WHOLE},
             "tooltip": [
                 {"field": "low", "title": "from"},
                 {"field": "high", "title": "to"},
@@ -164,7 +166,13 @@ def replacements() -> Spec:
         "height": {"step": 17},
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "forks", "type": "quantitative", "title": "forks", "stack": True},
+            "x": {
+                "field": "forks",
+                "type": "quantitative",
+                "title": "forks",
+                "stack": True,
+                "axis": _WHOLE,
+            },
             "y": {
                 "field": "label",
                 "type": "nominal",

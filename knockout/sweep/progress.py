@@ -36,11 +36,18 @@ class Display:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
 
             self._live = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[line]}"),
+                BarColumn(bar_width=12),
+                # Goes on in a second line where the terminal is narrow, so that nothing is lost.
+                TextColumn(
+                    "{task.fields[line]}",
+                    markup=False,
+                    table_column=Column(ratio=1, overflow="fold"),
+                ),
+                expand=True,
                 console=Console(stderr=True, no_color="NO_COLOR" in os.environ or None),
                 transient=True,
             )

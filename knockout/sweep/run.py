@@ -198,6 +198,7 @@ def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
         note_time()
         return hours_so_far()
 
+    log.info("starting the engine and loading %s; this can take a minute", sweep.model)
     engine = start_engine(sweep)
     try:
         _check_engine(engine, prepared)

@@ -104,17 +104,21 @@ def _context(own: Sequence[Row], controls: Sequence[Row], summary: Mapping[str, 
     luck = (summary.get("luck") or {}).get(str(own[0]["benchmark"])) if own else None
     if luck:
         out.append(
-            f"Without the correction {luck['observed']} rows would be called; luck alone brings "
+            f"Without the correction {_rows(luck['observed'])} would be called; luck alone brings "
             f"{luck['mean']:.1f} on average, and more than {luck['quantile_95']:g} in one run of 20."
         )
     neutral = [row for row in own if row["verdict"] == "neutral"]
     same = sum(row["evidence"] == "equivalent" for row in neutral)
     if neutral:
         out.append(
-            f"{same} neutral rows are equivalent (shown to have no effect beyond the margin), "
-            f"{len(neutral) - same} are undetermined (too little data)."
+            f"{_rows(same, 'neutral row')} {'is' if same == 1 else 'are'} equivalent (shown to have no effect beyond the margin), "
+            f"{len(neutral) - same} undetermined (too little data)."
         )
     return out
+
+
+def _rows(n: int, what: str = "row") -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _cost(summary: Mapping[str, Any]) -> str:

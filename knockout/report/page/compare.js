@@ -26,7 +26,7 @@ function comparePage(data) {
     el("p", { class: "dim" }, `That a candidate is called in one run only says little by itself: the difference B − A has its own ${paired ? "paired " : ""}test and ${percent(1 - alpha, 0)} interval (not corrected).`),
     benchmarks.length > 1 ? el("div", { class: "bar" }, choose("benchmark", benchmarks.map((n) => [n, n]), benchmark, pick)) : null,
     el("h2", {}, "Differences"),
-    figure("Δ in both runs", "Equal axes; on the diagonal nothing differs.", plot("comparison", `Δ in ${names[1]} against Δ in ${names[0]}, ${benchmark}`, own, { file: `comparison-${benchmark}` })),
+    figure("Δ in both runs", "Equal axes; on the diagonal nothing differs.", el("div", { class: "square" }, plot("comparison", `Δ in ${names[1]} against Δ in ${names[0]}, ${benchmark}`, own, { file: `comparison-${benchmark}` }))),
     el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Differences" }, el("table", {},
       el("thead", {}, el("tr", {}, COMPARED.map(([name]) => el("th", { scope: "col", class: kind(name) }, name)))),
       el("tbody", {}, own.map((r) => el("tr", {}, COMPARED.map(([name, cell]) => el("td", { class: kind(name) }, cell(r)))))))),

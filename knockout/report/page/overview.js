@@ -136,13 +136,14 @@ const PAIR_COLUMNS = [
 function pairsBlock(data, benchmark, pairs) {
   const ranked = [...pairs].sort((a, b) => Math.abs(b.interaction || 0) - Math.abs(a.interaction || 0));
   const few = ranked.slice(0, 40);
-  const members = new Set(pairs.flatMap((r) => [r.first, r.second])).size;
+  // A matrix says more than a list only where tokens meet several others.
+  const matrix = ["first", "second"].every((key) => new Set(pairs.map((r) => r[key])).size > 1);
   const level = `${percent(1 - data.run.alpha, 0)} intervals, not corrected`;
   return el("section", {}, el("h2", {}, "Pairs"),
     el("p", { class: "dim" }, `Interaction: Δ of the pair − Δ of its members. Below 0 each stands in for the other, above 0 they lose the same answers. ${level}; p adj. is Benjamini-Hochberg over the pairs of the benchmark.`),
     el("div", { class: "grid" },
       figure("Interactions", pairs.length > few.length ? `The ${few.length} largest of ${pairs.length}.` : null, plot("interactions", `Interactions of pairs, ${benchmark}, ${level}`, few, { file: `interactions-${benchmark}` })),
-      members > 3 ? figure("Who stands in for whom", null, plot("interaction_map", `Interaction of every pair of tokens, ${benchmark}`, pairs, { file: `interaction_map-${benchmark}` })) : null),
+      matrix ? figure("Who stands in for whom", null, plot("interaction_map", `Interaction of every pair of tokens, ${benchmark}`, pairs, { file: `interaction_map-${benchmark}` })) : null),
     el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Interactions of pairs" }, el("table", {},
       el("thead", {}, el("tr", {}, PAIR_COLUMNS.map(([name, , n]) => el("th", { scope: "col", class: n === false ? null : "n" }, name)))),
       el("tbody", {}, ranked.map((r) => el("tr", {}, PAIR_COLUMNS.map(([, show, n]) => el("td", { class: n === false ? null : "n" }, show(r)))))))));
