@@ -23,6 +23,7 @@ from knockout.engines.transformers import TransformersEngine
 from knockout.errors import UsageError
 from knockout.ledger import Ledger, totals
 from knockout.ledger.check import faults
+from knockout.sweep.merge import merge_runs
 from knockout.sweep.run import run_sweep
 from knockout.verdicts.terminal import render_verdicts
 
@@ -320,6 +321,46 @@ def test_a_race_says_that_it_cannot_grow(folder: Path, tmp_path: Path) -> None:
         run(folder, out, LARGE, race)
     for message in ('candidate "w4": only here', "problems of words: 6 there, 9 here", "a race"):
         assert message in str(error.value)
+
+
+KINDS_OF_CHANGE = {
+    "limit": 8, "seeds": 2, "audit": 0.3,
+    "candidates": {
+        "strings": ["w3", "w1", "w2"], "dose": [1, -2], "replace": {"w5": "w6"}, "pairs": "all",
+    },
+}  # fmt: skip
+
+
+def test_doses_replacements_and_pairs_join_a_run_of_bans(folder: Path, tmp_path: Path) -> None:
+    out = run(folder, tmp_path / "run", SMALL)
+    run(folder, out, KINDS_OF_CHANGE)
+    at_once = run(folder, tmp_path / "at_once", KINDS_OF_CHANGE)
+    replays = summary(out)["replays"]
+    assert (replays["cells"], replays["mismatches"]) == (6, 0)
+    assert content(out) == content(at_once)
+    assert verdicts(out) == verdicts(at_once)
+    one, other = knockout.load_run(out), knockout.load_run(at_once)
+    assert len(one.interactions()) == 3
+    assert one.interactions().equals(other.interactions())
+
+
+def test_shards_that_grew_join_to_the_whole_that_grew(
+    folder: Path, at_once: Path, tmp_path: Path
+) -> None:
+    sweeps = {}
+    for name, change in (("small", SMALL), ("large", LARGE)):
+        sweeps[name] = folder / f"{name}.yaml"
+        sweeps[name].write_text(
+            yaml.safe_dump(yaml.safe_load((folder / "sweep.yaml").read_text()) | change)
+        )
+    parts = [tmp_path / "1", tmp_path / "2"]
+    for k, out in enumerate(parts, 1):
+        for path in sweeps.values():
+            run_sweep(load_sweep(path), out, shard=(k, 2))
+    merge_runs(parts, tmp_path / "whole")
+    assert content(tmp_path / "whole") == content(at_once)
+    with Ledger.open(tmp_path / "whole" / "run.db") as ledger:
+        assert totals(ledger).complete
 
 
 N_KILLS = 50

@@ -129,3 +129,56 @@ def test_from_an_earlier_run(sweep: Path, tmp_path: Path, plan: Plan) -> None:
 def test_nonsense_is_refused(sweep: Path, plan: Plan, option: str) -> None:
     code, _, errors = plan(sweep, option, 0)
     assert (code, "above 0" in errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("limit=1", "seeds=1"),
+        ("limit=1", "seeds=16"),
+        ("--pass1", 0),
+        ("--pass1", 1),
+        ("candidates={strings: [w8]}",),
+        ("candidates={strings: [w8]}", "limit=1", "seeds=1", "--pass1", 1),
+        ("--correlation", 0),
+        ("--correlation", 1),
+        ("verdict.target=benchmark", "limit=1"),
+        ("strategy=naive", "audit=0"),
+        ("adaptive={max_seeds: 2}", "limit=1"),
+        ("verdict.alpha=0.000001",),
+    ],
+)  # fmt: skip
+def test_at_the_edges_nothing_impossible_is_promised(
+    sweep: Path, plan: Plan, arguments: tuple[Any, ...]
+) -> None:
+    code, out, errors = plan(sweep, "--json", *arguments)
+    assert code == 0, errors
+    found = json.loads(out, parse_constant=lambda text: pytest.fail(f"found {text}"))
+    (words,) = found["benchmarks"]
+    pass1 = arguments[arguments.index("--pass1") + 1] if "--pass1" in arguments else 0.5
+    for name in ("mde_nominal", "mde_fdr"):
+        assert len(words[name]) == 16
+        # Nobody loses more than there is; and one problem shows nothing about others.
+        assert all(v is None or 0 < v <= pass1 for v in words[name]), words[name]
+        if words["n_problems"] == 1 and "verdict.target=benchmark" not in arguments:
+            assert words[name] == [None] * 16
+    assert 0 < words["tokens"] <= words["tokens_naive"]
+    assert 0 < words["margin_best"] <= words["margin_usual"] <= 1
+    code, out, errors = plan(sweep, *arguments)
+    assert code == 0, errors
+    assert "nan" not in out.lower()
+    if words["mde_nominal"] == [None] * 16:
+        assert "none" in out
+
+
+@pytest.mark.parametrize(
+    "table", ["rock_id,rock_freq\n8,1\n,2\n", "rock_id,rock_freq\nw8,1\n", "rock_id,rock_freq\n8,x\n",
+              "rock_id,rock_freq\n8,-1\n", "rock_id,rock_freq\n8,inf\n", "", "\n"],
+)  # fmt: skip
+def test_frequencies_that_are_none(sweep: Path, tmp_path: Path, plan: Plan, table: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(table)
+    code, _, errors = plan(sweep, "--frequencies", path)
+    assert code == 2, errors
+    assert "f.csv" in errors
+    assert "internal" not in errors

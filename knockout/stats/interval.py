@@ -103,9 +103,12 @@ def equivalence_margin(
         square: Expected Σ d² over problems.
         alpha: Level of each one-sided test.
         chance: How often it has to be shown.
+
+    Returns:
+        At most 1, within which every candidate lies.
     """
     noise = float(stats.norm.ppf((1 + chance) / 2)) * float(square) ** 0.5 / n_problems
-    return float(resolution(n_problems, alpha, square) + noise)
+    return min(1.0, float(resolution(n_problems, alpha, square) + noise))
 
 
 def _limits(tally: Tally, z: Floats, bend: float) -> tuple[Floats, Floats]:

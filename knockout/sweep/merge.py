@@ -246,14 +246,8 @@ def _meta(joined: _Joined, sources: Sequence[_Source]) -> dict[str, str]:
         identity["benchmark_fingerprints"] = {b.name: b.fingerprint for b in joined.benchmarks}
         meta["identity"] = json.dumps(identity, sort_keys=True)
         meta["identity_hash"] = digest(identity)
-    if "asked" in meta:
-        meta["asked"] = json.dumps(
-            {
-                "benchmarks": list(range(len(joined.benchmarks))),
-                "problems": [len(rows) for rows in joined.problems],
-                "candidates": list(range(len(joined.candidates))),
-            }
-        )
+    if any(source.ledger.meta().get("asked") for source in sources):
+        meta["asked"] = json.dumps(_asked(joined, sources))
     for at, row in enumerate(joined.benchmarks):
         key = f"cells.{row.name}"
         of_problem: dict[int, Any] = {}
@@ -281,6 +275,22 @@ def _meta(joined: _Joined, sources: Sequence[_Source]) -> dict[str, str]:
         if (text := next(filter(None, found), None)) is not None:
             meta["weights"] = text
     return meta
+
+
+def _asked(joined: _Joined, sources: Sequence[_Source]) -> dict[str, list[int]]:
+    """What the runs ask for now, in their order; what they only hold stays out of verdicts."""
+    candidates: dict[int, None] = {}
+    problems: dict[int, int] = {}
+    for source in sources:
+        asked = source.ledger.asked()
+        candidates |= dict.fromkeys(source.candidates[c] for c in asked.candidates)
+        for b, n in zip(asked.benchmarks, asked.problems, strict=True):
+            at, placed = source.benchmarks[b], source.problems[b][:n]
+            # Where a run's first n are not the first n here, no prefix holds them: all are asked.
+            n = n if placed == tuple(range(n)) else len(joined.problems[at])
+            problems[at] = max(problems.get(at, 0), n)
+    of, sizes = list(problems), list(problems.values())
+    return {"benchmarks": of, "problems": sizes, "candidates": list(candidates)}
 
 
 def _fill(ledger: Ledger, joined: _Joined, sources: Sequence[_Source]) -> dict[str, int]:

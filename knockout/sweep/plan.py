@@ -384,5 +384,15 @@ def rates_from_file(
             raise UsageError(
                 f"{path}: found no column {name!r}; it has {', '.join(map(str, table.columns))}"
             )
-    of = dict(zip(table[ids_column].astype(int), table[column].astype(float), strict=True))
+    ids, counts = (
+        pd.to_numeric(table[name], errors="coerce").to_numpy(float) for name in (ids_column, column)
+    )
+    wrong = ~(np.isfinite(ids) & np.isfinite(counts) & (counts >= 0))
+    if wrong.any():
+        row = table.iloc[int(wrong.argmax())]
+        raise UsageError(
+            f"{path}: row {int(wrong.argmax()) + 1}: found {ids_column} {row[ids_column]!r} with "
+            f"{column} {row[column]!r}; expected a token id and a count of 0 or more"
+        )
+    of = dict(zip(ids.astype(int), counts, strict=True))
     return np.array([sum(of.get(token, 0.0) for token in ban) for ban in bans]) / per
