@@ -90,7 +90,7 @@ def resolution(n_problems: int, alpha: float = 0.05, square: float = 0.0) -> flo
         (0.101, 0.0063)
     """
     parts = _moments(float(n_problems), np.zeros(1), np.array([square]), np.zeros(1))
-    return float(-_limit(*parts, np.asarray(stats.norm.isf(alpha)), 3.0)[0])
+    return min(1.0, float(-_limit(*parts, np.asarray(stats.norm.isf(alpha)), 3.0)[0]))
 
 
 def equivalence_margin(
