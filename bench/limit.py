@@ -40,7 +40,6 @@ ENGINES = ("vllm", "transformers")
 QUESTIONS = (
     "Explain in a short paragraph why the sky is blue.",
     "Tom has 17 marbles and buys 25 more. He gives 8 away. How many are left?",
-    "Write a letter to a friend about a walk in the hills.",
 )
 TOKENS = 64
 COMMON = range(250, 450)
