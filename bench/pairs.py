@@ -24,49 +24,66 @@ benchmarks:
 seeds: 1
 sampling: {{temperature: 0.6, top_p: 0.95, top_k: 20, max_tokens: 48}}
 candidates:
-  ids: [28, 30, 198, 216, 253, 260, 281, 282, 284, 288, 314, 325, 327, 338, 339, 346, 351, 355, 359, 1072]
+  {candidates}
   pairs: {pairs}
 audit: {audit}
 """
 
+LISTS = {
+    "the commonest": "ids: [28, 30, 198, 216, 253, 260, 281, 282, 284, 288, 314, 325, 327, 338, 339, "
+    "346, 351, 355, 359, 1072]",
+    "the demo's and others": (
+        'strings: [" is", " the", "=", ".", "\\n", " because", " zebra", " parliament", " of", ",", '
+        '" to", "+", " so", " therefore", " first", " then", " can", " water", " two", " good"]'
+    ),
+}
+"""Twenty tokens that the model uses most, and twenty of which some are rare."""
+
 
 def main(engine: str = "vllm") -> None:
-    """Runs the singles and then the singles with all pairs; writes bench/results/pairs.json."""
-    with tempfile.TemporaryDirectory() as folder:
-        alone = run(Path(folder) / "alone", engine, "null", 0.0)
-        both = run(Path(folder) / "both", engine, "all", 0.1)
-    baseline = both["tokens_baseline"]
-    singles = alone["tokens_generated"] - baseline
-    pairs = both["tokens_generated"] - alone["tokens_generated"]
+    """Runs each list alone and then with all its pairs; writes bench/results/pairs.json."""
+    found = {name: measure(candidates, engine) for name, candidates in LISTS.items()}
+    sweep = SWEEP.format(engine=engine, candidates="...", pairs="null | all", audit="0 | 0.1")
     write(
         "pairs",
         {
-            "command": "python -m bench pairs",
-            "sweep": SWEEP.format(engine=engine, pairs="null | all", audit="0 | 0.1").split("\n")[
-                1:-1
-            ],
-            "n_pairs": both["n_pairs"],
-            "tokens_baselines": baseline,
-            "tokens_singles": singles,
-            "tokens_pairs": pairs,
-            "pairs_over_singles": round(pairs / singles, 2),
-            "tokens_pairs_from_the_baseline": both["from_the_baseline"],
-            "pairs_that_are_a_members_fork": both["whole"],
-            "pairs_forked": both["forked"],
-            "audited": both["audited"],
-            "fork_errors": both["fork_errors"],
-            "coupling_errors": both["coupling_errors"],
+            "command": f"python -m bench pairs {engine}",
+            "sweep": sweep.split("\n")[1:-1],
+            "candidates": LISTS,
+            "lists": found,
         },
     )
 
 
-def run(out: Path, engine: str, pairs: str, audit: float) -> dict[str, Any]:
+def measure(candidates: str, engine: str) -> dict[str, Any]:
+    """Tokens of the singles and of the pairs of one list."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone = run(Path(folder) / "alone", engine, candidates, "null", 0.0)
+        both = run(Path(folder) / "both", engine, candidates, "all", 0.1)
+    singles = alone["tokens_generated"] - both["tokens_baseline"]
+    pairs = both["tokens_generated"] - alone["tokens_generated"]
+    return {
+        "n_pairs": both["n_pairs"],
+        "tokens_baselines": both["tokens_baseline"],
+        "tokens_singles": singles,
+        "tokens_pairs": pairs,
+        "pairs_over_singles": round(pairs / singles, 2),
+        "tokens_pairs_from_the_baseline": both["from_the_baseline"],
+        "pairs_that_are_a_members_fork": both["whole"],
+        "pairs_forked": both["forked"],
+        "audited": both["audited"],
+        "fork_errors": both["fork_errors"],
+        "coupling_errors": both["coupling_errors"],
+    }
+
+
+def run(out: Path, engine: str, candidates: str, pairs: str, audit: float) -> dict[str, Any]:
     """One run's summary, with counts of its pairs."""
     from knockout.config.file import parse_sweep
     from knockout.ledger import Ledger
     from knockout.sweep.run import run_sweep
 
-    text = SWEEP.format(engine=engine, pairs=pairs, audit=audit)
+    text = SWEEP.format(engine=engine, candidates=candidates, pairs=pairs, audit=audit)
     run_sweep(parse_sweep(text, "bench", Path(), []), out)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     whole = forked = from_baseline = baseline = 0
