@@ -11,7 +11,6 @@ from child_runs import sweep_file
 
 import knockout
 from knockout.config.file import load_sweep
-from knockout.errors import UsageError
 from knockout.ledger import CellKey, Ledger
 from knockout.sweep.run import run_sweep
 
@@ -71,11 +70,3 @@ def test_the_tables_name_them(finished: Path) -> None:
     for row in found.to_dict("records"):
         expected = deltas[row["pair"]] - deltas[row["first"]] - deltas[row["second"]]
         assert row["interaction"] == pytest.approx(expected)
-
-
-def test_what_no_engine_can_do_is_refused_before_one_starts(tmp_path: Path) -> None:
-    candidates = {"strings": ["w1"], "where": "thinking"}
-    path = sweep_file(tmp_path, n_problems=2, candidates=candidates, chat={"think_end": "w9"})
-    with pytest.raises(UsageError, match="cannot act in the thinking alone yet"):
-        run_sweep(load_sweep(path), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

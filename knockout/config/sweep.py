@@ -225,7 +225,8 @@ class CandidateSource(_Model):
     as in `{" wait": " so"}`."""
     where: Literal["everywhere", "thinking", "answer"] = handling("everywhere")
     """The part of a trajectory in which all of them act; `thinking` and `answer` need
-    `chat.think_end`, and engines that can do it: those of this version cannot yet."""
+    `chat.think_end`. The thinking ends with the token ids that `chat.think_end` is encoded to (or
+    in a prompt that closes it); a response without them is thinking to its end."""
     steps: tuple[Whole, Count | None] | None = handling(None)
     """The steps at which all of them act, `[from, to]`: counted from 0, the second not included, null
     for the end; null for all."""

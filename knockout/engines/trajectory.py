@@ -12,6 +12,7 @@ from knockout.errors import UsageError
 from knockout.method.interventions import Intervention
 from knockout.processors.names import Differing
 from knockout.processors.rules import check_ids
+from knockout.processors.thinking import Thought
 from knockout.tokens.thinking import after_thinking, opened_by
 
 __all__ = ["Beginnings", "StopStrings", "Trajectory", "check_request"]
@@ -77,6 +78,8 @@ class Trajectory:
         limit: Longest trajectory: `max_tokens`, or what the model's context leaves.
     """
 
+    _thought: Thought | None = None
+
     def __init__(
         self,
         request: Request,
@@ -99,6 +102,18 @@ class Trajectory:
     def n_generated(self) -> int:
         """Tokens generated so far, prefix excluded."""
         return len(self.tokens) - len(self.request.prefix)
+
+    @property
+    def thought_closed(self) -> bool:
+        """Whether the tokens that close the thinking have come; False where there are none."""
+        if not self.request.think_end:
+            return False
+        if self._thought is None:
+            prompt = self.request.prompt
+            self._thought = Thought(self.request.think_end, prompt, len(prompt))
+        for token in self.tokens[self._thought.seen :]:
+            self._thought.take(token)
+        return self._thought.closed
 
     @property
     def finish(self) -> Finish | None:
@@ -173,21 +188,25 @@ def check_request(request: Request, info: EngineInfo, open_keys: Collection[str]
         raise UsageError(f"{where} has an empty stop string")
     try:
         for one in {id(i): i for i in (request.intervention, *request.watch) if i}.values():
-            _check_intervention(one, width, where)
+            _check_intervention(one, width, where, bool(request.think_end))
         check_ids(request.prompt, width=width, where=f"{where}: the prompt")
         check_ids(request.prefix, width=width, where=f"{where}: the prefix")
+        check_ids(request.think_end, width=width, where=f"{where}: the end of the thinking")
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _check_intervention(one: Intervention, width: int, where: str) -> None:
-    """Raises ValueError if an id is outside the logits, or it acts in a part of the text."""
+def _check_intervention(one: Intervention, width: int, where: str, has_end: bool) -> None:
+    """Raises ValueError if an id is outside the logits, or the text's parts are not known."""
     what = {"ban": "the ban", "penalty": "the penalty", "replace": "the replacement"}[one.kind]
     if one.token_ids[-1] >= width or (one.replacement or 0) >= width:
         check_ids(list(one.token_ids), width=width, where=f"{where}: {what}")
         check_ids([one.replacement], width=width, where=f"{where}: {what}")
-    if one.where != "everywhere":
-        raise ValueError(f"{where}: {what} acts in the {one.where} alone; no engine does that yet")
+    if one.where != "everywhere" and not has_end:
+        raise ValueError(
+            f"{where}: {what} acts in the {one.where} alone, which needs think_end, the token ids "
+            "that close the thinking"
+        )
 
 
 class Beginnings:

@@ -281,7 +281,10 @@ class TransformersEngine:
             rules = [rule_from_extra_args(to_extra_args(path.request)) for path in group.paths]
             group.batch = Batch(rules, logits.shape[1], self._device)
         failures: dict[str, str] = {}
-        picks, differ = group.batch.decide_(logits, group.lengths, failures)
+        closed = None
+        if group.batch.by_part:
+            closed = torch.tensor([p.thought_closed for p in group.paths], device=self._device)
+        picks, differ = group.batch.decide_(logits, group.lengths, failures, closed)
         named = [Differing(())] * len(group.paths) if differ is None else differ.by_row()
 
         done: list[Completion] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from knockout.errors import KnockoutError
 from knockout.method.changes import Watched, changes, shift_
 from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
-from knockout.processors.layout import Seen, owned, seen
+from knockout.processors.layout import Scope, Seen, owned, seen
 from knockout.processors.names import Differing
 from knockout.processors.rules import Rule
 
@@ -29,6 +29,8 @@ class Batch:
     Attributes:
         coupled: Indices of the rows whose token we pick, ascending.
         coupled_rows: The same as a tensor.
+        rules: Of those rows.
+        by_part: Whether any of them acts, or watches, in the thinking or the answer alone.
     """
 
     def __init__(
@@ -52,22 +54,24 @@ class Batch:
         self._plain = owned([rule for _, rule in plain], device)
         self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
         self.coupled_rows = torch.tensor(self.coupled, dtype=torch.int64, device=device)
-        self._ours = [rule for rule in rules if rule is not None and rule.coupled]
+        self.rules = [rule for rule in rules if rule is not None and rule.coupled]
+        self.by_part = any(rule.by_part for rule in self.rules)
         self._whole = len(self.coupled) == len(rules)
         self._settings = Rows(
-            [rule.sampling or _GREEDY for rule in self._ours],
-            [rule.seed for rule in self._ours],
+            [rule.sampling or _GREEDY for rule in self.rules],
+            [rule.seed for rule in self.rules],
             device,
         )
-        self._owned = owned(self._ours, device)
-        self._seen = seen(self._ours, device)
+        self._owned = owned(self.rules, device)
+        self._seen = seen(self.rules, device)
         self._start = torch.tensor(
-            [rule.start or 0 for rule in self._ours], dtype=torch.int64, device=device
+            [rule.start or 0 for rule in self.rules], dtype=torch.int64, device=device
         )
 
     def apply_(
-        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None
-    ) -> Tensor:
+        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None,
+        closed: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Intervenes and picks, in place: a coupled row becomes 0 at its token and −∞ elsewhere.
 
         A row that watches also has −1 in the columns that name the interventions that would have
@@ -79,6 +83,8 @@ class Batch:
                 one to be picked.
             failures: Where given, rows that cannot be sampled from are noted here (request name
                 to reason) and emit an arbitrary token, so that the others go on.
+            closed: (len(coupled),) bool, whether each one's thinking has ended before this token;
+                needed where `by_part`.
 
         Returns:
             (len(coupled),) int64 tokens.
@@ -86,7 +92,7 @@ class Batch:
         Raises:
             KnockoutError: A row cannot be sampled from and `failures` is None; names the request.
         """
-        tokens, answer = self.decide_(logits, positions, failures)
+        tokens, answer = self.decide_(logits, positions, failures, closed)
         if self.coupled:
             one_hot_(logits, self.coupled_rows, tokens)
         if answer is not None:
@@ -97,15 +103,18 @@ class Batch:
         return tokens
 
     def decide_(
-        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None
-    ) -> tuple[Tensor, Answer | None]:
+        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None,
+        closed: Tensor | None = None,
+    ) -> tuple[Tensor, Answer | None]:  # fmt: skip
         """`apply_` without writing the answer into the rows, whose contents are then of no use."""
         if self._plain is not None:
             ban_(logits, self._plain_rows[self._plain.member], self._plain.token)
         if not self.coupled:
             return self.coupled_rows, None
         part = logits if self._whole else logits[self.coupled_rows]
-        steps, found = positions - self._start, self._seen
+        if self.by_part and closed is None:
+            raise ValueError("an intervention acts in a part of the text, and nobody says which")
+        steps, found = _Steps(positions - self._start, closed if self.by_part else None), self._seen
         raw = part.clone() if found is not None and found.any_apart else part
         self._intervene_(part, steps)
         picks = self._pick(part, positions, failures)
@@ -113,10 +122,10 @@ class Batch:
         if found is None:
             return tokens, None
         return tokens, Answer(
-            found, self._differ(part, raw, positions, steps, picks, tokens, found), len(self._ours)
+            found, self._differ(part, raw, positions, steps, picks, tokens, found), len(self.rules)
         )
 
-    def _intervene_(self, part: Tensor, steps: Tensor) -> None:
+    def _intervene_(self, part: Tensor, steps: _Steps) -> None:
         own = self._owned
         if own is None:
             return
@@ -127,10 +136,10 @@ class Batch:
         if shift is None:
             shift = torch.full(own.token.shape, -math.inf, device=part.device)
         if own.scope is not None:
-            shift = torch.where(own.scope.active(steps[own.member]), shift, 0.0)
+            shift = torch.where(steps.active(own.scope, own.member), shift, 0.0)
         shift_(part, own.member, own.token, shift)
 
-    def _replaced(self, picks: Tensor, steps: Tensor) -> Tensor:
+    def _replaced(self, picks: Tensor, steps: _Steps) -> Tensor:
         """What is emitted for each pick."""
         own = self._owned
         if (
@@ -143,18 +152,18 @@ class Batch:
         member = own.replaced_member
         hit = torch.eq(picks[member], own.replaced_token)
         if own.replaced_scope is not None:
-            hit &= own.replaced_scope.active(steps[member])
+            hit &= steps.active(own.replaced_scope, member)
         return picks.index_add(0, member, torch.where(hit, own.replacement - picks[member], 0))
 
     def _differ(
-        self, part: Tensor, raw: Tensor, positions: Tensor, steps: Tensor, picks: Tensor,
+        self, part: Tensor, raw: Tensor, positions: Tensor, steps: _Steps, picks: Tensor,
         tokens: Tensor, found: Seen,
     ) -> Tensor:  # fmt: skip
         """(P,) bool, which watched interventions would have made another token come out."""
         watched = Watched(found.member, found.kind, found.strength, found.entry, found.token)
         active = None
         if found.scoped or found.any_apart:
-            active = found.scope.active(steps[found.member])
+            active = steps.active(found.scope, found.member)
         if not found.any_apart:
             differ = changes(part, self._settings, positions, picks, watched)
             return differ if active is None else differ & active
@@ -181,11 +190,28 @@ class Batch:
             try:
                 return pick(part, self._settings, positions)
             except BadLogits as bad:
-                rule = self._ours[bad.row]
+                rule = self.rules[bad.row]
                 if failures is None:
                     raise KnockoutError(f"{rule}: {bad.reason}") from bad
                 failures[rule.name] = bad.reason
                 part[bad.row] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Where the coupled rows stand.
+
+    Attributes:
+        step: (n,) int64.
+        closed: (n,) bool, whether the thinking has ended; None where it does not matter.
+    """
+
+    step: Tensor
+    closed: Tensor | None
+
+    def active(self, scope: Scope, member: Tensor) -> Tensor:
+        """(k,) bool, which of some interventions of members (k,) act now."""
+        return scope.active(self.step[member], None if self.closed is None else self.closed[member])
 
 
 @dataclass(frozen=True, slots=True)

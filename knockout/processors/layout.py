@@ -19,6 +19,7 @@ from knockout.processors.rules import Rule
 __all__ = ["Owned", "Seen", "owned", "seen"]
 
 _KINDS = {"ban": 0, "penalty": 1, "replace": 2}
+_PARTS = {"everywhere": 0, "thinking": 1, "answer": 2}
 _NEVER_ENDS = 2**62
 
 # What one watch list means on top of one own intervention; see `_seen_of`.
@@ -28,14 +29,39 @@ _MOST_SEEN = 1024
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Steps at which each of k interventions acts: (k,) int64 each."""
+    """When each of k interventions acts.
+
+    Attributes:
+        first, end: (k,) int64 steps.
+        part: (k,) int64: 0 everywhere, 1 in the thinking alone, 2 in the answer alone.
+    """
 
     first: Tensor
     end: Tensor
+    part: Tensor
 
-    def active(self, step: Tensor) -> Tensor:
-        """(k,) bool. step (k,) int64."""
-        return (step >= self.first) & (step < self.end)
+    def active(self, step: Tensor, closed: Tensor | None) -> Tensor:
+        """Which act.
+
+        Args:
+            step: (k,) int64.
+            closed: (k,) bool, whether the thinking has ended before it; None where no part counts.
+
+        Returns:
+            (k,) bool.
+        """
+        now = (step >= self.first) & (step < self.end)
+        if closed is None:
+            return now
+        return now & ((self.part == 0) | ((self.part == 2) == closed))
+
+    def take(self, index: Tensor) -> Scope:
+        """Of those at index (n,)."""
+        return Scope(self.first[index], self.end[index], self.part[index])
+
+
+def _is_scoped(one: Intervention) -> bool:
+    return one.first_step > 0 or one.end_step is not None or one.where != "everywhere"
 
 
 def _scope(some: Sequence[Intervention], device: torch.device | str) -> Scope:
@@ -43,6 +69,7 @@ def _scope(some: Sequence[Intervention], device: torch.device | str) -> Scope:
     return Scope(
         torch.tensor([one.first_step for one in some], dtype=torch.int64, device=device),
         torch.tensor(ends, dtype=torch.int64, device=device),
+        torch.tensor([_PARTS[one.where] for one in some], dtype=torch.int64, device=device),
     )
 
 
@@ -98,10 +125,9 @@ def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
 
     def scope_of(some: Sequence[tuple[int, Rule]], of: Tensor) -> Scope | None:
         interventions = [rule.intervention for _, rule in some if rule.intervention is not None]
-        if all(one.first_step == 0 and one.end_step is None for one in interventions):
+        if not any(map(_is_scoped, interventions)):
             return None
-        scope = _scope(interventions, device)
-        return Scope(scope.first[of], scope.end[of])
+        return _scope(interventions, device).take(of)
 
     shifts = [(m, r) for m, r in have if r.intervention and r.intervention.kind != "replace"]
     of, members, token = join(shifts)
@@ -185,7 +211,7 @@ def _seen_of(rule: Rule, device: torch.device | str) -> _OneSeen:
         entry=whole([w for w, tokens in enumerate(flat) for _ in tokens]),
         token=whole([t for tokens in flat for t in tokens]),
         any_apart=any(more is None for more in ids),
-        scoped=any(one.first_step or one.end_step is not None for one in some),
+        scoped=any(map(_is_scoped, some)),
     )
     _seen_cache[key] = found
     return found
@@ -249,6 +275,7 @@ def seen(rules: Sequence[Rule], device: torch.device | str) -> Seen | None:
         scope=Scope(
             torch.cat([one.scope.first for one in ones]),
             torch.cat([one.scope.end for one in ones]),
+            torch.cat([one.scope.part for one in ones]),
         ),
         apart=torch.cat([one.apart for one in ones]),
         entry=torch.cat([one.entry + n for one, n in zip(ones, starts, strict=True)]),

@@ -54,14 +54,18 @@ class Watch:
         interventions: In the order in which they are reported.
         text: The same as JSON, as it travels; equal texts are one object in a process.
         highest: The highest token id in it; −1 where there is none.
+        by_part: Whether any acts in the thinking or the answer alone.
     """
 
     interventions: tuple[Intervention, ...] = field(compare=False)
     text: str
     highest: int = field(init=False, compare=False)
+    by_part: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "highest", _highest(self.interventions))
+        by_part = any(one.where != "everywhere" for one in self.interventions)
+        object.__setattr__(self, "by_part", by_part)
 
     def __len__(self) -> int:
         return len(self.interventions)
@@ -112,6 +116,14 @@ class Rule:
             _check_interventions((self.intervention,), width, f"{self}: {where}")
         if self.watch is not None and self.watch.highest >= width:
             _check_interventions(self.watch.interventions, width, f"{self}: knockout_watch")
+
+    @property
+    def by_part(self) -> bool:
+        """Whether it acts, or watches, in the thinking or the answer alone."""
+        own = self.intervention
+        if own is not None and own.where != "everywhere":
+            return True
+        return self.watch is not None and self.watch.by_part
 
     @property
     def coupled(self) -> bool:
@@ -247,10 +259,18 @@ def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
     think_end = ours.get("knockout_think_end", ())
     _ = check_ids(think_end, where="knockout_think_end")
     scoped = [i for i in (own, *(watch.interventions if watch else ())) if i is not None]
-    if any(i.where != "everywhere" for i in scoped):
-        raise ValueError("an intervention in the thinking or answer alone is not possible yet")
-    if "knockout_start" not in ours and any(i.first_step or i.end_step for i in scoped):
-        raise ValueError("an intervention between steps needs knockout_start, the prompt's length")
+    in_a_part = next((i.where for i in scoped if i.where != "everywhere"), None)
+    if in_a_part and not think_end:
+        raise ValueError(
+            f"an intervention in the {in_a_part} alone needs knockout_think_end, the token ids that "
+            "close the thinking"
+        )
+    bounded = in_a_part or any(i.first_step or i.end_step is not None for i in scoped)
+    if "knockout_start" not in ours and bounded:
+        raise ValueError(
+            "an intervention between steps or in a part of the text needs knockout_start, the "
+            "prompt's length"
+        )
     return Rule(
         own, sampling, seed, name, watch=watch,
         report=_count(ours, "knockout_report", len(watch) if watch else 0),

@@ -9,6 +9,7 @@ from transformers import LogitsProcessor
 
 from knockout.processors.batch import Batch
 from knockout.processors.rules import Rule
+from knockout.processors.thinking import closed_before
 
 __all__ = ["KnockoutLogitsProcessor"]
 
@@ -59,9 +60,19 @@ class KnockoutLogitsProcessor(LogitsProcessor):
             )
         if self._batch is None:
             self._batch = Batch(self._rules, scores.shape[1], scores.device)
+        batch, rows = self._batch, self._batch.coupled_rows
         positions = torch.full((len(self._rules),), input_ids.shape[1], device=scores.device)
+        padding = torch.zeros_like(positions)
         if self._padding is not None:
-            positions -= self._padding.to(scores.device)
+            padding = self._padding.to(scores.device)
+            positions -= padding
+        closed = None
+        if batch.by_part:
+            start = torch.tensor([rule.start or 0 for rule in batch.rules], device=scores.device)
+            closed = closed_before(
+                input_ids[rows], start + padding[rows], positions[rows] + padding[rows],
+                [rule.think_end for rule in batch.rules],
+            )  # fmt: skip
         scores = scores.clone()
-        self._batch.apply_(scores, positions[self._batch.coupled_rows])
+        batch.apply_(scores, positions[rows], closed=closed)
         return scores

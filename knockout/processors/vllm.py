@@ -9,6 +9,7 @@ our keys pass through bit for bit.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -17,8 +18,10 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
 
+from knockout.errors import KnockoutError
 from knockout.processors.batch import Batch
 from knockout.processors.rules import Rule, rule_from_extra_args
+from knockout.processors.thinking import Thought, closed_before
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -57,6 +60,9 @@ _FORCING: tuple[tuple[str, tuple[Any, ...]], ...] = (
 # another for the name in `logits_processors`; a second pick from a row that has been decided would
 # choose between the token and what the row says of watched interventions.
 _acting: WeakValueDictionary[tuple[int, int], KnockoutProcessor] = WeakValueDictionary()
+
+# Requests on V1 whose own picks are remembered.
+_MOST_PICKED = 4096
 
 # Request name to reason, where an engine in this process asked for it.
 _failures: dict[str, str] | None = None
@@ -123,6 +129,39 @@ def _width_at_arrival() -> int | None:
     return None
 
 
+@dataclass(slots=True)
+class _Row:
+    """A request in a row of V1.
+
+    Attributes:
+        rule: What it asks.
+        n_prompt: Tokens of its prompt.
+        outputs: V1's own list of its tokens, which grows.
+        thought: Whether its thinking has ended, where that matters.
+        picked: Our picks by their place in the outputs, for those that are not there yet.
+    """
+
+    rule: Rule
+    n_prompt: int
+    outputs: list[int]
+    thought: Thought | None
+    picked: dict[int, int]
+
+    def closed(self) -> bool:
+        """Whether the thinking has ended before the token that comes now."""
+        if self.thought is None:
+            return False
+        for n in range(self.thought.seen, len(self.outputs)):
+            token = self.outputs[n] if self.outputs[n] >= 0 else self.picked.get(n)
+            if token is None:
+                raise KnockoutError(
+                    f"{self.rule}: whether its thinking has ended is not known, as a token of it "
+                    "is still on the device: start vLLM with async_scheduling false"
+                )
+            self.thought.take(token)
+        return self.thought.closed
+
+
 class KnockoutProcessor(V1Interface, V2Interface):
     """Bans tokens and makes coupled picks inside vLLM (both model runners).
 
@@ -150,10 +189,12 @@ class KnockoutProcessor(V1Interface, V2Interface):
         # its id is no other's: V1's device, V2's request states.
         self._runner = (vllm_config, rest[0])
         self.acts = _acting.setdefault((id(vllm_config), id(rest[0])), self) is self
-        # Keyed by row on V1 (with prompt length and the request's own list of outputs, which
-        # grows), by slot on V2.
-        self._by_row: dict[int, tuple[Rule, int, list[int]]] = {}
+        self._speculates = bool(getattr(vllm_config, "speculative_config", None))
+        # Keyed by row on V1, by slot on V2.
+        self._by_row: dict[int, _Row] = {}
         self._by_slot: dict[int, Rule] = {}
+        # By the id of V1's list of outputs, which each entry keeps alive.
+        self._picked: dict[int, tuple[list[int], dict[int, int]]] = {}
         self._batch: Batch | None = None
         self._batch_key: tuple[int, bytes] | None = None
 
@@ -170,7 +211,13 @@ class KnockoutProcessor(V1Interface, V2Interface):
     def _rule(self, params: SamplingParams) -> Rule | None:
         """A row's rule; where failures are collected, a wrong one ends its own request alone."""
         try:
-            return check_params(params, self._width)
+            rule = check_params(params, self._width)
+            if rule is not None and rule.by_part and self._speculates:
+                raise ValueError(
+                    f"{rule}: an intervention in the thinking or the answer alone does not go with "
+                    "speculative decoding, whose drafts may end the thinking"
+                )
+            return rule
         except ValueError as error:
             if _failures is None:
                 raise
@@ -188,13 +235,27 @@ class KnockoutProcessor(V1Interface, V2Interface):
 
     def _new_row(
         self, params: SamplingParams, prompt: list[int] | None, outputs: list[int]
-    ) -> tuple[Rule, int, list[int]] | None:
+    ) -> _Row | None:
         rule = self._rule(params)
         if rule is None:
             return None
         if prompt is None and rule.coupled:
             raise ValueError(f"{rule}: a coupled request needs its prompt as token ids")
-        return rule, len(prompt or ()), outputs
+        thought = None
+        if rule.by_part:
+            thought = Thought(rule.think_end, prompt or (), rule.start or 0)
+        return _Row(rule, len(prompt or ()), outputs, thought, self._picked_of(rule, outputs))
+
+    def _picked_of(self, rule: Rule, outputs: list[int]) -> dict[int, int]:
+        """What we picked for a request so far, also where it left the batch for a while."""
+        if not rule.by_part:
+            return {}
+        known = self._picked.get(id(outputs))
+        if known is None or known[0] is not outputs:
+            if len(self._picked) >= _MOST_PICKED:
+                del self._picked[next(iter(self._picked))]
+            known = self._picked[id(outputs)] = (outputs, {})
+        return known[1]
 
     # V2 ----------------------------------------------------------------------------------------
 
@@ -235,16 +296,23 @@ class KnockoutProcessor(V1Interface, V2Interface):
     def _apply_v1(self, logits: torch.Tensor) -> None:
         if self._batch is None:
             rules: list[Rule | None] = [None] * logits.shape[0]
-            for row, (rule, _, _) in self._by_row.items():
-                rules[row] = rule
+            for row, one in self._by_row.items():
+                rules[row] = one.rule
             self._batch = Batch(rules, logits.shape[1], logits.device)
-        # Under asynchronous scheduling the lists hold −1 for tokens still on the device: only
-        # their lengths matter.
-        lengths = [self._by_row[row][1] + len(self._by_row[row][2]) for row in self._batch.coupled]
+        rows = [self._by_row[row] for row in self._batch.coupled]
+        # Under asynchronous scheduling the lists hold −1 for tokens still on the device.
+        lengths = [one.n_prompt + len(one.outputs) for one in rows]
         positions = torch.tensor(lengths, dtype=torch.int64)
         if logits.device.type != "cpu":
             positions = positions.to(logits.device, non_blocking=True)
-        self._batch.apply_(logits, positions, _failures)
+        closed = None
+        if self._batch.by_part:
+            closed = torch.tensor([one.closed() for one in rows], device=logits.device)
+        tokens = self._batch.apply_(logits, positions, _failures, closed)
+        if self._batch.by_part:
+            for one, token in zip(rows, tokens.tolist(), strict=True):
+                if one.thought is not None:
+                    one.picked[len(one.outputs)] = token
 
     def _apply_v2(self, logits: torch.Tensor, ctx: LogitsContext) -> None:
         slots = ctx.idx_mapping_np
@@ -257,4 +325,15 @@ class KnockoutProcessor(V1Interface, V2Interface):
             self._batch = Batch(rules, logits.shape[1], logits.device)
             self._batch_key = key
         positions = ctx.pos[self._batch.coupled_rows].to(torch.int64) + 1
-        self._batch.apply_(logits, positions, _failures)
+        closed = self._closed_v2(self._batch, ctx, positions) if self._batch.by_part else None
+        self._batch.apply_(logits, positions, _failures, closed)
+
+    def _closed_v2(self, batch: Batch, ctx: LogitsContext, positions: torch.Tensor) -> torch.Tensor:
+        """Whether each coupled row's thinking has ended, from the tokens that V2 keeps."""
+        tokens = self._runner[1].all_token_ids.gpu
+        slots = ctx.expanded_idx_mapping[batch.coupled_rows].to(torch.int64)
+        start = torch.tensor([rule.start or 0 for rule in batch.rules], device=positions.device)
+        longest = int(ctx.seq_lens_upper_bound_np.max())
+        return closed_before(
+            tokens[:, :longest][slots], start, positions, [rule.think_end for rule in batch.rules]
+        )

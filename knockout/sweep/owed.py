@@ -31,6 +31,7 @@ class PlannedProblem:
         think_end: What closes the thinking; None where there is none.
         think_open: Whether the prompt itself opened the thinking.
         thinks: Whether stop strings count only after the thinking.
+        think_ids: Token ids that close the thinking, where candidates act in a part of the text.
     """
 
     doc_id: str
@@ -40,6 +41,7 @@ class PlannedProblem:
     think_end: str | None = None
     think_open: bool = False
     thinks: bool = False
+    think_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

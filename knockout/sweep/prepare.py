@@ -60,14 +60,10 @@ def prepare(sweep: Sweep) -> Prepared:
     folder, tokenizer, vocabulary = open_vocabulary(
         sweep.model, revision=sweep.revision, trust_remote_code=sweep.trust_remote_code
     )
-    if sweep.candidates.where != "everywhere":
-        raise UsageError(
-            f"candidates.where: the engines of this version cannot act in the "
-            f"{sweep.candidates.where} alone yet; `candidates.steps` bounds a knockout by steps"
-        )
     resolved = resolve(sweep.candidates, vocabulary)
     chat = chat_for(sweep.chat, tokenizer, repr(sweep.model))
     longest = _max_model_len(sweep, folder)
+    think_ids = _think_ids(sweep, tokenizer)
     benchmarks: list[Benchmark] = []
     planned: list[PlannedBenchmark] = []
     warnings = list(resolved.warnings)
@@ -88,7 +84,7 @@ def prepare(sweep: Sweep) -> Prepared:
                     f"benchmarks: {benchmark.name} is listed twice: by name and as part of a group"
                 )
             benchmarks.append(benchmark)
-            planned.append(_plan(benchmark, settings, chat, tokenizer, longest))
+            planned.append(_plan(benchmark, settings, chat, tokenizer, longest, think_ids))
             warnings += benchmark.warnings
             warnings += _short_of_room(planned[-1], settings, benchmark)
     plan = Plan(
@@ -112,9 +108,18 @@ def prepare(sweep: Sweep) -> Prepared:
     )  # fmt: skip
 
 
+def _think_ids(sweep: Sweep, tokenizer: Any) -> tuple[int, ...]:
+    """The token ids that close the thinking, where candidates act in a part of the text alone."""
+    if sweep.candidates.where == "everywhere" or not sweep.chat.think_end:
+        return ()
+    ids = tokenizer.encode(sweep.chat.think_end, add_special_tokens=False)
+    return tuple(int(i) for i in ids)
+
+
 def _plan(
-    benchmark: Benchmark, settings: BenchmarkSettings, chat: Chat, tokenizer: Any, longest: int
-) -> PlannedBenchmark:
+    benchmark: Benchmark, settings: BenchmarkSettings, chat: Chat, tokenizer: Any, longest: int,
+    think_ids: tuple[int, ...],
+) -> PlannedBenchmark:  # fmt: skip
     s = settings.sampling
     problems = []
     for problem in benchmark.problems:
@@ -124,7 +129,7 @@ def _plan(
         problems.append(
             PlannedProblem(
                 problem.doc_id, tuple(prompt), tuple(problem.stop), room, benchmark.think_end,
-                opened_by(problem.prompt, benchmark.think_end), benchmark.thinks,
+                opened_by(problem.prompt, benchmark.think_end), benchmark.thinks, think_ids,
             )
         )  # fmt: skip
     sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p)

@@ -239,6 +239,7 @@ class Scheduler:
             stop=problem.stop,
             stop_after=(problem.think_end or "") if problem.thinks else "",
             watch=watch,
+            think_end=problem.think_ids,
         )
         with self._engine_failures():
             self.engine.add(request)
