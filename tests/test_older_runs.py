@@ -1,4 +1,4 @@
-"""A run that the first version made opens, resumes, extends and is reported.
+"""A run that the first version made opens, resumes and is reported.
 
 `data/first_version_run` was made by version 0.1.0 (commit b10f897) with the embedded model and the
 starter problems of this project, and interrupted with 5 of its 19 forks in the ledger.
@@ -91,39 +91,3 @@ def test_it_is_resumed_and_reported(old: Path) -> None:
 
     build_report(old, old / "report.html")
     assert (old / "report.html").stat().st_size > 10_000
-
-
-@pytest.mark.timeout(600)
-def test_it_grows_by_candidates_problems_and_seeds(old: Path, tmp_path: Path) -> None:
-    """What it ends with is what one run made at once holds: knockouts, steps and grades."""
-    more = (
-        "limit=5",
-        "seeds=4",
-        "candidates.strings=[' 5', ' is', ' the']",
-    )
-    before = rows(old / "run.db", "generation", "benchmark, problem, seed, ids")
-    knockout.Sweep.load(old / "config.yaml", *more).run(old)
-    again = tmp_path / "again"
-    knockout.Sweep.load(FIXTURE / "config.yaml", *more).run(again)
-    assert set(before) <= set(rows(old / "run.db", "generation", "benchmark, problem, seed, ids"))
-    found = []
-    for run in (old, again):
-        with Ledger.open(run / "run.db") as ledger:
-            assert totals(ledger).complete
-            assert list(faults(ledger)) == []
-            names = [candidate.name for candidate in ledger.candidates]
-            found.append(
-                sorted(
-                    (*row[:3], names[row[3]], *row[4:])
-                    for row in ledger.query(
-                        "SELECT problem, seed, benchmark, candidate, step, n_tokens, correct FROM fork"
-                    )
-                )
-            )
-    assert found[0] == found[1]
-    columns = ["candidate", "delta", "ci_low", "ci_high", "p_value", "n_forked", "verdict_fdr"]
-    one, other = (
-        knockout.load_run(run).verdicts().sort_values("candidate")[columns].to_numpy().tolist()
-        for run in (old, again)
-    )
-    assert one == other
