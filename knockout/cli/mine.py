@@ -89,6 +89,7 @@ def orthogonality(
     from knockout.mining.orthogonality import SCORES, join_scores, read_verdicts
     from knockout.mining.orthogonality import orthogonality as relate
     from knockout.mining.plots import orthogonality_figure, rows_of
+    from knockout.mining.shared_noise import read_moves
     from knockout.tokens.token_list import read_score_table
 
     columns = {"fdr": "verdict", "nominal": "verdict_nominal"}
@@ -107,7 +108,14 @@ def orthogonality(
     joined = join_scores(verdicts, table, names)
     if joined[names].isna().all(axis=None):
         raise UsageError(f"{scores}: has no row for any candidate of {folder}")
-    related = relate(joined, names, verdict=columns[rule], level=level)
+    moves = read_moves(folder)
+    if not moves:
+        typer.echo(
+            f"{folder}: no run.db, so what its candidates share of their noise is unknown; the "
+            "intervals are those of independent candidates, too short",
+            err=True,
+        )
+    related = relate(joined, names, moves=moves, verdict=columns[rule], level=level)
     target = out or folder
     figure = orthogonality_figure(list(dict.fromkeys(related["benchmark"])))
     write_figure(figure, rows_of(related), target / "orthogonality.html")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.errors import UsageError
+from knockout.mining.shared_noise import Moves, noise_factor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,9 @@ class Estimate(NamedTuple):
 _NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan)
 
 
-def spearman(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95) -> Estimate:
+def spearman(
+    x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95, factor: float = 1.0
+) -> Estimate:
     """Spearman's ρ with an interval on Fisher's z scale.
 
     The standard error is √((1 + ρ²/2) / (n − 3)) (Bonett and Wright, Psychometrika 65, 2000).
@@ -64,6 +67,8 @@ def spearman(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95
         x: (n,).
         y: (n,); pairs with a NaN are left out.
         level: Of the interval.
+        factor: How much wider noise scatters than with independent pairs (`noise_factor`); the
+            standard error is that many times as large, and the p-value follows it.
 
     Returns:
         NaN with fewer than 4 pairs, or if one side is constant.
@@ -71,11 +76,13 @@ def spearman(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95
     from scipy.stats import spearmanr
 
     return _correlation(
-        spearmanr, x, y, level, lambda r, n: math.sqrt((1 + r * r / 2) / (n - 3)), 4
+        spearmanr, x, y, level, lambda r, n: factor * math.sqrt((1 + r * r / 2) / (n - 3)), 4, factor
     )
 
 
-def kendall(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95) -> Estimate:
+def kendall(
+    x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95, factor: float = 1.0
+) -> Estimate:
     """Kendall's τ_b with an interval on Fisher's z scale.
 
     The standard error is √(0.437 / (n − 4)) (Fieller, Hartley and Pearson, Biometrika 44, 1957).
@@ -84,16 +91,22 @@ def kendall(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95)
         x: (n,).
         y: (n,); pairs with a NaN are left out.
         level: Of the interval.
+        factor: How much wider noise scatters than with independent pairs (`noise_factor`); the
+            standard error is that many times as large, and the p-value follows it.
 
     Returns:
         NaN with fewer than 5 pairs, or if one side is constant.
     """
     from scipy.stats import kendalltau
 
-    return _correlation(kendalltau, x, y, level, lambda _, n: math.sqrt(0.437 / (n - 4)), 5)
+    return _correlation(
+        kendalltau, x, y, level, lambda _, n: factor * math.sqrt(0.437 / (n - 4)), 5, factor
+    )
 
 
-def _correlation(measure: Any, x: Any, y: Any, level: float, error: Any, least: int) -> Estimate:
+def _correlation(
+    measure: Any, x: Any, y: Any, level: float, error: Any, least: int, factor: float
+) -> Estimate:
     from scipy.stats import norm
 
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
@@ -109,10 +122,22 @@ def _correlation(measure: Any, x: Any, y: Any, level: float, error: Any, least: 
     half = float(norm.ppf((1 + level) / 2)) * error(bounded, n)
     z = math.atanh(bounded)
     low, high = min(math.tanh(z - half), value), max(math.tanh(z + half), value)
-    return Estimate(value, low, high, float(found.pvalue))
+    return Estimate(value, low, high, _widened(float(found.pvalue), factor))
 
 
-def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 0.95) -> Estimate:
+def _widened(p_value: float, factor: float) -> float:
+    """A two-sided p-value where the standard error is `factor` times as large."""
+    from scipy.stats import norm
+
+    return p_value if factor == 1 else float(2 * norm.sf(norm.isf(p_value / 2) / factor))
+
+
+def auc(
+    score: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    level: float = 0.95,
+    factor: float = 1.0,
+) -> Estimate:
     """Area under the ROC curve: the chance that a positive scores higher than a negative.
 
     The interval is Newcombe's fifth method (Statistics in Medicine 25, 2006, "Confidence intervals
@@ -125,6 +150,7 @@ def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 
         score: (n,); NaN are left out.
         positive: (n,).
         level: Of the interval.
+        factor: As in `spearman`.
 
     Returns:
         NaN if there is no positive or no negative.
@@ -140,7 +166,7 @@ def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 
         return _NOTHING
     found = mannwhitneyu(score[positive], score[~positive])
     area = float(found.statistic) / (m * n)
-    z2 = float(norm.ppf((1 + level) / 2)) ** 2
+    z2 = (float(norm.ppf((1 + level) / 2)) * factor) ** 2
     half = (m + n) / 2 - 1
 
     def excess(theta: float) -> float:
@@ -157,7 +183,7 @@ def auc(score: NDArray[np.float64], positive: NDArray[np.bool_], level: float = 
     inside = 1e-12
     low = brentq(excess, 0.0 if area < 1 else inside, min(area, 1 - inside)) if area > 0 else 0.0
     high = brentq(excess, max(area, inside), 1.0 if area > 0 else 1 - inside) if area < 1 else 1.0
-    return Estimate(area, float(low), float(high), float(found.pvalue))
+    return Estimate(area, float(low), float(high), _widened(float(found.pvalue), factor))
 
 
 def read_verdicts(folder: Path) -> pd.DataFrame:
@@ -250,7 +276,12 @@ def harm(rows: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def orthogonality(
-    joined: pd.DataFrame, names: Sequence[str], *, verdict: str = "verdict", level: float = 0.95
+    joined: pd.DataFrame,
+    names: Sequence[str],
+    *,
+    moves: Moves | None = None,
+    verdict: str = "verdict",
+    level: float = 0.95,
 ) -> pd.DataFrame:
     """Relates every score to the harm of a ban and to pillarhood, benchmark by benchmark.
 
@@ -260,12 +291,15 @@ def orthogonality(
     Args:
         joined: `join_scores(...)`.
         names: Scores to look at.
+        moves: `read_moves` of the run, to learn what its candidates share of their noise. Without
+            it they are taken as independent, which makes the intervals too short.
         verdict: Column that says `strong_pillar`.
         level: Of the intervals.
 
     Returns:
         A row per benchmark and score: `benchmark`, `score`, `n` (candidates with that score),
-        `n_pillars`; for `spearman` and `kendall` (with `harm`: positive where tokens of a high
+        `n_pillars`, `noise_factor` (by which intervals are wider than those of independent
+        candidates; NaN where unknown); for `spearman` and `kendall` (with `harm`: positive where tokens of a high
         score are the ones whose ban hurts) and `auc` (of pillars against the
         rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
         NaN if there is too little to say it, for example no pillar.
@@ -286,11 +320,16 @@ def orthogonality(
                 "score": name,
                 "n": int(known.sum()),
                 "n_pillars": int(pillar[known].sum()),
+                "noise_factor": math.nan,
             }
+            factor, own = 1.0, (moves or {}).get(str(benchmark))
+            if own is not None:
+                shared = [own[str(one)] for one in part["candidate"][known]]
+                row["noise_factor"] = factor = noise_factor(score[known], shared)
             for label, found in (
-                ("spearman", spearman(score, effect, level)),
-                ("kendall", kendall(score, effect, level)),
-                ("auc", auc(score, pillar, level)),
+                ("spearman", spearman(score, effect, level, factor)),
+                ("kendall", kendall(score, effect, level, factor)),
+                ("auc", auc(score, pillar, level, factor)),
             ):
                 row |= {
                     label: found.value,
