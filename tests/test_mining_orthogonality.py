@@ -22,6 +22,7 @@ from knockout.mining.orthogonality import (
     read_verdicts,
     spearman,
 )
+from knockout.mining.shared_noise import noise_factors
 from knockout.tokens.token_list import read_score_table
 
 DATA = Path(
@@ -135,6 +136,52 @@ def test_on_noise_alone_no_score_predicts(measure: str) -> None:
         by_size += test(frequency, rows["delta"].abs().to_numpy()).p_value < 0.05
     assert abs(wrong / repeats - 0.05) < 0.02
     assert by_size / repeats > 0.8  # what ranking |Δ| would have "found"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="published lists are not here")
+@pytest.mark.parametrize("listed", ["rocks", "both"])
+def test_a_shared_baseline_makes_no_score_predict(listed: str) -> None:
+    """As above, but all candidates leave the same baseline: without the factor, 35 to 46 %."""
+    published = pd.read_csv(DATA / "rock_vs_control_qwen3_4b.csv")
+    frequency = published["rock_freq"].to_numpy(dtype=float)
+    if listed == "both":
+        frequency = np.r_[frequency, published["ctrl_freq"]].astype(float)
+    chance = 1 - np.exp(-frequency / 500)
+    rng = np.random.default_rng(3)
+    wrong, naive, repeats = 0, 0, 200
+    for _ in range(repeats):
+        solves = rng.beta(0.5, 0.5, 500)[:, None]
+        baseline = rng.random((500, 3)) < solves
+        forked = rng.random((len(chance), 500, 3), dtype=np.float32) < chance[:, None, None]
+        again = rng.random(forked.shape, dtype=np.float32) < solves
+        d = (np.where(forked, again, baseline).astype(int) - baseline).mean(axis=2)
+        error = np.sqrt(np.square(d).sum(axis=1))
+        z = np.divide(d.sum(axis=1), error, out=np.zeros(len(d)), where=error > 0)
+        rows = pd.DataFrame({"delta": d.mean(axis=1), "p_value": 2 * norm.sf(np.abs(z))})
+        factor, _ = noise_factors(frequency, list(d), draws=300)
+        wrong += spearman(frequency, harm(rows), factor=factor).p_value < 0.05
+        naive += spearman(frequency, harm(rows)).p_value < 0.05
+    assert 0.01 <= wrong / repeats <= 0.09  # 0.05 ± 2.6 standard errors of 200 draws
+    assert naive / repeats > 0.25
+
+
+def test_noise_that_is_shared_widens_and_noise_of_ones_own_does_not() -> None:
+    rng = np.random.default_rng(0)
+    score = np.arange(40.0)
+    own = list(rng.choice([-1.0, 0, 1], (40, 300)))
+    assert noise_factors(score, own, 5) == pytest.approx((1, 1), abs=0.1)
+    common = rng.choice([-1.0, 0, 1], 300)
+    shared = own[:20] + [common] * 20  # the higher half of the scores moves as one
+    rank, area = noise_factors(score, shared, 5)
+    assert rank > 3
+    assert area > 1.2
+    # Against sign flips one by one.
+    rows, found = np.array(shared), []
+    for _ in range(400):
+        flipped = rows @ rng.choice([-1.0, 1], 300)
+        found.append(spearman(score, np.round(flipped / np.sqrt((rows**2).sum(1)), 9)).value)
+    assert rank == pytest.approx(np.sqrt(np.mean(np.square(found)) * 39), rel=0.1)
+    assert noise_factors(score, [np.zeros(300)] * 40, 5) == (1, 1)
 
 
 def test_harm_is_signed_and_in_units_of_noise() -> None:

@@ -260,3 +260,37 @@ def test_what_makes_no_sense_is_refused() -> None:
     few = Listed(torch.zeros(N, 1, dtype=torch.int64), torch.zeros(N, 1))
     with pytest.raises(ValueError, match="temperature 1"):
         selective_kl(hidden, own, few, None, torch.ones(N), temperature=0.5)
+
+
+@pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
+def test_a_merged_action_takes_one_place_of_the_k_best(kind: Any) -> None:
+    """By hand: merge {0, 3}, the two best actions are it and 5, and the rest is one more."""
+    student = torch.tensor([0.3, 0.02, 0.03, 0.25, 0.05, 0.35], dtype=torch.float64).log()
+    teacher = torch.tensor([0.1, 0.3, 0.1, 0.2, 0.1, 0.2], dtype=torch.float64).log()
+    found = divergence(student[None], teacher[None], Divergence(kind, top_k=2), merge=[[0, 3]])
+    parts = [[0, 3], [5], [1, 2, 4]]
+    of = [torch.stack([x[ids].logsumexp(0) for ids in parts]) for x in (student, teacher)]
+    wanted = divergence(of[0][None], of[1][None], Divergence(kind))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_hard_position_that_is_frozen_may_be_infinite() -> None:
+    """The teacher excludes an id: above the limit that position has no weight, and no part."""
+    make = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(4, 3, generator=make), torch.randn(7, 3, generator=make)
+    bias = torch.zeros(7)
+    bias[2] = -torch.inf
+    teacher = torch.randn(4, 3, generator=make)
+    out = selective_kl(
+        hidden.requires_grad_(),
+        Head(weight),
+        teacher,
+        Head(weight, bias),
+        torch.ones(4),
+        limits=torch.full((4,), 1.0),
+    )
+    out.loss.backward()
+    assert out.kl.isinf().all()
+    assert out.loss == 0
+    assert hidden.grad is not None
+    assert (hidden.grad == 0).all()

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from knockout.errors import KnockoutError, UsageError
+from knockout.mining.kl import PositionScores
+from knockout.mining.registry import token_score
 from knockout.training import (
     Constant,
     Divergence,
@@ -290,7 +292,15 @@ NORMALISED = {
     "window": {"freeze_list": FREEZE, "window": 2, "threshold": 2.0, "normalise": "trained"},
     "first": {"max_tokens": 4, "normalise": "tokens"},
     "budget": {"budget": 0.2, "score": "kl", "normalise": "trained"},
+    "soft_or": {"budget": 0.3, "score": "soft_or", "pillars": PILLARS},
+    "ties": {"budget": 0.2, "score": "agree_with_teacher", "normalise": "trained"},
 }
+
+
+@token_score("agree_with_teacher")
+def agree_with_teacher(found: PositionScores) -> torch.Tensor:
+    """A score with hardly anything but ties."""
+    return found.agree.float()
 
 
 def step_gradient(chosen: Selection, parts: list[Batch], ranks: int = 1) -> torch.Tensor:
@@ -309,8 +319,9 @@ def step_gradient(chosen: Selection, parts: list[Batch], ranks: int = 1) -> torc
         ]
     )
     total = torch.zeros(V, H)
-    for b in parts:
-        out = b.run(selector, denominator=plan.denominator / ranks, threshold=plan.threshold)
+    for place, b in enumerate(parts):
+        kept = plan.kept[place] if plan.kept else None
+        out = b.run(selector, denominator=plan.denominator / ranks, kept=kept)
         (g,) = torch.autograd.grad(out.loss, b.student_head.weight)
         total += g
     return total

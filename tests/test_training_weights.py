@@ -16,7 +16,6 @@ from knockout.training import (
     FollowKL,
     Linear,
     aligned_labels,
-    budget_threshold,
     budget_weights,
     freeze_weights,
     near,
@@ -38,7 +37,6 @@ def test_the_public_surface_is_what_trainers_were_told() -> None:
         "Schedule",
         "SelectiveLoss",
         "aligned_labels",
-        "budget_threshold",
         "budget_weights",
         "divergence",
         "freeze_weights",
@@ -321,27 +319,3 @@ def test_a_label_shift_is_a_move_of_the_labels(shift: int) -> None:
     loss = torch.rand(2, 6, generator=torch.Generator().manual_seed(0))
     found = freeze_weights(labels, loss, [8], 1, 0.5, label_shift=shift)
     assert torch.equal(found, freeze_weights(moved, loss, [8], 1, 0.5))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_a_global_budget_does_not_depend_on_how_the_batch_is_cut(parts: int) -> None:
-    make = torch.Generator().manual_seed(0)
-    scores = torch.rand(8, 9, generator=make)
-    scores[0] += 5  # one sequence holds most of the best
-    labels = torch.where(torch.rand(8, 9, generator=make) < 0.8, 7, -100)
-    whole = budget_weights(scores, 0.2, labels)
-    valid = labels != -100
-    cut = [(s, m) for s, m in zip(scores.chunk(parts), valid.chunk(parts), strict=True)]
-    threshold = budget_threshold([s[m] for s, m in cut], 0.2)
-    found = [
-        budget_weights(s, 0.2, ids, threshold=threshold)
-        for s, ids in zip(scores.chunk(parts), labels.chunk(parts), strict=True)
-    ]
-    assert torch.equal(torch.cat(found), whole)
-    if parts == 4:  # and per micro-batch it does
-        apart = [
-            budget_weights(s, 0.2, ids)
-            for s, ids in zip(scores.chunk(4), labels.chunk(4), strict=True)
-        ]
-        assert not torch.equal(torch.cat(apart), whole)
-    assert budget_threshold([torch.zeros(0)], 0.2) == math.inf

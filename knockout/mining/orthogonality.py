@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.errors import UsageError
-from knockout.mining.shared_noise import Moves, noise_factor
+from knockout.mining.shared_noise import Moves, noise_factors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def spearman(
         x: (n,).
         y: (n,); pairs with a NaN are left out.
         level: Of the interval.
-        factor: How much wider noise scatters than with independent pairs (`noise_factor`); the
+        factor: How much wider noise scatters than with independent pairs (`noise_factors`); the
             standard error is that many times as large, and the p-value follows it.
 
     Returns:
@@ -76,7 +76,13 @@ def spearman(
     from scipy.stats import spearmanr
 
     return _correlation(
-        spearmanr, x, y, level, lambda r, n: factor * math.sqrt((1 + r * r / 2) / (n - 3)), 4, factor
+        spearmanr,
+        x,
+        y,
+        level,
+        lambda r, n: factor * math.sqrt((1 + r * r / 2) / (n - 3)),
+        4,
+        factor,
     )
 
 
@@ -91,7 +97,7 @@ def kendall(
         x: (n,).
         y: (n,); pairs with a NaN are left out.
         level: Of the interval.
-        factor: How much wider noise scatters than with independent pairs (`noise_factor`); the
+        factor: How much wider noise scatters than with independent pairs (`noise_factors`); the
             standard error is that many times as large, and the p-value follows it.
 
     Returns:
@@ -298,8 +304,8 @@ def orthogonality(
 
     Returns:
         A row per benchmark and score: `benchmark`, `score`, `n` (candidates with that score),
-        `n_pillars`, `noise_factor` (by which intervals are wider than those of independent
-        candidates; NaN where unknown); for `spearman` and `kendall` (with `harm`: positive where tokens of a high
+        `n_pillars`, `noise_factor` (by which the correlations' intervals are wider than
+        those of independent candidates; NaN where unknown); for `spearman` and `kendall` (with `harm`: positive where tokens of a high
         score are the ones whose ban hurts) and `auc` (of pillars against the
         rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
         NaN if there is too little to say it, for example no pillar.
@@ -322,14 +328,15 @@ def orthogonality(
                 "n_pillars": int(pillar[known].sum()),
                 "noise_factor": math.nan,
             }
-            factor, own = 1.0, (moves or {}).get(str(benchmark))
+            factor, of_area, own = 1.0, 1.0, (moves or {}).get(str(benchmark))
             if own is not None:
                 shared = [own[str(one)] for one in part["candidate"][known]]
-                row["noise_factor"] = factor = noise_factor(score[known], shared)
+                factor, of_area = noise_factors(score[known], shared, row["n_pillars"])
+                row["noise_factor"] = factor
             for label, found in (
                 ("spearman", spearman(score, effect, level, factor)),
                 ("kendall", kendall(score, effect, level, factor)),
-                ("auc", auc(score, pillar, level, factor)),
+                ("auc", auc(score, pillar, level, of_area)),
             ):
                 row |= {
                     label: found.value,

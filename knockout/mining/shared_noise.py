@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Moves", "noise_factor", "read_moves"]
+__all__ = ["Moves", "noise_factors", "read_moves"]
 
 Moves = dict[str, dict[str, NDArray[np.float64]]]
 """By benchmark and candidate's name: (P,) its differences on the problems, 0 where it has none."""
@@ -42,40 +42,50 @@ def read_moves(run: Path) -> Moves:
     return found
 
 
-def noise_factor(
+def noise_factors(
     score: NDArray[np.float64],
     moves: Sequence[NDArray[np.float64]],
+    n_pillars: int = 0,
     draws: int = 2000,
     seed: int = 0,
-) -> float:
-    """How much wider Spearman's ρ of a score scatters by noise than with independent candidates.
+) -> tuple[float, float]:
+    """How much wider a score's statistics scatter by noise than with independent candidates.
 
     Args:
         score: (n,), no NaN.
         moves: n times (P,), as in `Moves`.
+        n_pillars: How many of them are pillars; in each draw the most harmed ones count as such.
         draws: How many sign flips of all problems.
         seed: Of the draws.
 
     Returns:
-        The standard deviation of ρ over the draws times √(n − 1), at least 1.
+        The standard deviation over the draws, in units of that of independent candidates and at
+        least 1: of a rank correlation, and of the area under the ROC curve (1 without pillars).
     """
     from scipy.stats import rankdata
 
-    rows = np.array(moves, dtype=np.float64)
-    ranks = rankdata(score)
-    if len(rows) < 3 or (ranks == ranks[0]).all() or not rows.any():
-        return 1.0
+    rows, ranks = np.array(moves, dtype=np.float64), rankdata(score)
+    n, m = len(rows), n_pillars
+    if n < 3 or (ranks == ranks[0]).all() or not rows.any():
+        return 1.0, 1.0
     rows = rows[:, rows.any(axis=0)]
     rng = np.random.default_rng(seed)
     signs = rng.integers(0, 2, (draws, rows.shape[1])) * 2.0 - 1
     spread = np.sqrt(np.square(rows).sum(axis=1))
-    harm = np.divide(signs @ rows.T, spread, out=np.zeros((draws, len(rows))), where=spread > 0)
+    harm = np.divide(signs @ rows.T, spread, out=np.zeros((draws, n)), where=spread > 0)
     # Rounded, since candidates that differ on the same problems must tie.
-    order = rankdata(np.round(harm, 9), axis=1)
+    harm = np.round(harm, 9)
+    order = rankdata(harm, axis=1)
     order -= order.mean(axis=1, keepdims=True)
-    ranks = ranks - ranks.mean()
+    ranks -= ranks.mean()
     length = np.sqrt(np.square(order).sum(axis=1))
     dots = order @ (ranks / np.sqrt(np.square(ranks).sum()))
-    found = np.divide(dots, length, out=np.zeros(draws), where=length > 0)
-    # About 0, which is its mean: a sign flip of everything turns ρ into −ρ.
-    return max(1.0, float(np.sqrt(np.square(found).mean() * (len(rows) - 1))))
+    rho = np.divide(dots, length, out=np.zeros(draws), where=length > 0)
+    # Squares about 0, the mean: a flip of everything turns ρ into −ρ.
+    correlation = max(1.0, float(np.sqrt(np.square(rho).mean() * (n - 1))))
+    if not 0 < m < n:
+        return correlation, 1.0
+    worst = np.argpartition(harm + rng.random(harm.shape) * 1e-10, n - m, axis=1)[:, n - m :]
+    sums = ranks[worst].sum(axis=1)  # of m ranks drawn without replacement from n
+    usual = m * (n - m) / (n * (n - 1)) * float(np.square(ranks).sum())
+    return correlation, max(1.0, float(np.sqrt(np.square(sums).mean() / usual)))

@@ -9,7 +9,6 @@ from knockout.training.loss import SelectiveLoss, reverse_kl, selective_kl
 from knockout.training.schedules import Constant, FollowKL, Linear, Schedule
 from knockout.training.weights import (
     aligned_labels,
-    budget_threshold,
     budget_weights,
     freeze_weights,
     near,
@@ -27,7 +26,6 @@ __all__ = [
     "Schedule",
     "SelectiveLoss",
     "aligned_labels",
-    "budget_threshold",
     "budget_weights",
     "divergence",
     "freeze_weights",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knockout.mining.kl import PositionScores
 from knockout.training.divergence import Listed
 from knockout.training.heads import Head
 
@@ -39,13 +40,13 @@ class Part:
     Attributes:
         n_tokens: Response tokens (within `max_tokens`).
         weight: Their summed weight; 0 for a budget, which weighs them later.
-        scores: (n,) of a budget, on the CPU.
-        pillars: (n,) bool of a budget, which tokens are kept on top of it.
+        scores: Of a budget: those of its n positions, on the CPU.
+        pillars: (n,) bool of a budget, which positions are kept on top of it.
     """
 
     n_tokens: int
     weight: float
-    scores: Tensor | None = None
+    scores: PositionScores | None = None
     pillars: Tensor | None = None
 
 
@@ -55,11 +56,12 @@ class Plan:
 
     Attributes:
         denominator: What the summed loss of all parts is divided by.
-        threshold: Score that a budget keeps from; None without one.
+        kept: Of a budget, for each of this process's parts: (n,) bool, which positions it keeps.
+            Empty without one.
     """
 
     denominator: float
-    threshold: float | None = None
+    kept: tuple[Tensor, ...] = ()
 
 
 class Batch:

@@ -59,7 +59,8 @@ class Divergence:
     beta: float = 0.5
     """β of `jsd`, in (0, 1): the teacher's share of the mixture."""
     top_k: int | None = None
-    """The student's k most probable tokens, and all others as one action; None for all tokens."""
+    """The student's k most probable actions (tokens, or merged groups of them), and all others as
+    one more; None for all."""
     sampled: bool = False
     """The one-sample estimate of the reverse KL from the emitted token. Its gradient is the
     score function's, log(p/q) ∇log p, whose mean over p is the exact gradient."""
@@ -194,10 +195,12 @@ def evaluate(
     a, b = pool_twins(logp, logq, twins)
     if chosen.top_k is not None and chosen.top_k < logp.shape[-1]:
         kept = torch.zeros_like(logp, dtype=torch.bool)
-        kept.scatter_(1, a.topk(chosen.top_k, dim=1).indices, True)
-        if twins:  # an action is kept with all of its ids
-            for columns in twins:
-                kept[:, columns] = kept[:, columns].any(dim=1, keepdim=True)
+        ranked = a.clone() if twins else a
+        for columns in twins:  # an action takes one of the k places
+            ranked[:, columns[1:]] = -torch.inf
+        kept.scatter_(1, ranked.topk(chosen.top_k, dim=1).indices, True)
+        for columns in twins:  # and is kept with all of its ids
+            kept[:, columns] = kept[:, columns[:1]]
         a, b = pool_tail(a, b, logp, logq, kept)
     if chosen.sampled:
         assert emitted is not None

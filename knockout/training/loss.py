@@ -198,7 +198,7 @@ class _SelectiveKL(torch.autograd.Function):
             if job.limits is not None:
                 weights[rows] = torch.where(value > job.limits[rows], job.over, weights[rows])
             w = weights[rows]
-            loss += (w * value).sum()
+            loss += torch.where(w == 0, 0.0, w * value).sum()  # a frozen one may be infinite
             norm[rows] = torch.linalg.vector_norm(gradient, dim=1)
             if not any(wants):
                 continue

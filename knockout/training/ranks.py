@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["gather", "n_ranks", "summed"]
+__all__ = ["gather", "n_ranks", "rank", "summed"]
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def n_ranks() -> int:

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from knockout.errors import KnockoutError, UsageError
-from knockout.mining.kl import score_hidden
+from knockout.mining.kl import PositionScores, score_hidden
 from knockout.mining.registry import score_positions
 from knockout.training.batch import Batch, Part, Plan, StepLoss, step_metrics
 from knockout.training.divergence import Listed
 from knockout.training.heads import Head, project
 from knockout.training.loss import SelectiveLoss, selective_kl
-from knockout.training.ranks import gather, summed
+from knockout.training.ranks import gather, rank, summed
 from knockout.training.selection import Selection
 from knockout.training.weights import (
     IGNORE,
-    budget_threshold,
     budget_weights,
     freeze_weights,
     near,
@@ -202,7 +201,8 @@ class Selector:
         batch = Batch(labels, valid, student, teacher, temperature, chunk)
         if chosen.budget is not None:
             is_pillar = batch.rows(freeze_weights(masked, None, pillars) == 0)
-            return Part(n, 0.0, self._scores(batch).cpu(), is_pillar.cpu())
+            scores = PositionScores(*(values.cpu() for values in self._scores(batch)))
+            return Part(n, 0.0, scores, is_pillar.cpu())
         kl = self._run(batch, torch.ones_like(batch.emitted, dtype=torch.float32)).kl
         weights = freeze_weights(
             masked,
@@ -221,21 +221,32 @@ class Selector:
         A process's parts divide by `Plan.denominator` over the number of processes where gradients
         are averaged over processes, as DDP and FSDP do.
         """
-        everyone = [part for own in gather(list(parts)) for part in own]
+        by_rank = gather(list(parts))
+        everyone = [part for own in by_rank for part in own]
         n = sum(part.n_tokens for part in everyone)
         weight = sum(part.weight for part in everyone)
-        threshold = None
-        if self.selection.budget is not None:
-            pairs = [
-                (part.scores, part.pillars)
-                for part in everyone
-                if part.scores is not None and part.pillars is not None
-            ]
-            threshold = budget_threshold([scores for scores, _ in pairs], self.selection.budget)
-            weight = sum(float(((s >= threshold) | pillar).sum()) for s, pillar in pairs)
+        kept: tuple[Tensor, ...] = ()
+        if self.selection.budget is not None and everyone:
+            masks = self._keep(everyone)
+            weight = float(sum(int(mask.sum()) for mask in masks))
+            first = sum(len(own) for own in by_rank[: rank()])
+            kept = tuple(masks[first : first + len(parts)])
         self._planned = n
         total = float(n) if self.selection.normalise == "tokens" else weight
-        return Plan(total, threshold)
+        return Plan(total, kept)
+
+    def _keep(self, parts: Sequence[Part]) -> list[Tensor]:
+        """What a budget keeps of each part, (n,) bool; all parts are scored and ranked together."""
+        assert self.selection.budget is not None
+        fields = zip(*(part.scores for part in parts if part.scores is not None), strict=True)
+        scores = score_positions(self.selection.score, PositionScores(*map(torch.cat, fields)))
+        best = budget_weights(scores[None], self.selection.budget)[0] > 0
+        masks = torch.split(best, [part.scores.entropy.numel() for part in parts if part.scores])
+        return [
+            mask | part.pillars
+            for mask, part in zip(masks, parts, strict=True)
+            if part.pillars is not None
+        ]
 
     def loss(
         self,
@@ -247,7 +258,7 @@ class Selector:
         *,
         step: int,
         denominator: Tensor | float | None = None,
-        threshold: float | None = None,
+        kept: Tensor | None = None,
         temperature: float = 1.0,
         chunk: int | None = None,
     ) -> StepLoss:
@@ -263,7 +274,8 @@ class Selector:
             step: Optimiser step, from 0.
             denominator: If this is a part of what the optimiser sees, the plan's denominator;
                 None divides by what is in `labels`.
-            threshold: The plan's threshold, for a budget; None takes the budget of these labels.
+            kept: What the plan keeps of this part, for a budget; None takes the budget of these
+                labels alone.
             temperature: Divides both models' logits.
             chunk: As in `selective_kl`.
         """
@@ -279,7 +291,7 @@ class Selector:
             chunk,
         )
         weight = self.weight(step)
-        prior, limits = self._prior(batch, weight, threshold)
+        prior, limits = self._prior(batch, weight, kept)
         out = self._run(batch, batch.rows(prior), limits, weight)
         kl, norm = out.kl, out.grad_norm
         skipped = kl.isnan()
@@ -347,16 +359,17 @@ class Selector:
         return StepLoss(loss, valid.float(), metrics, out.entropy.sum(), n)
 
     def _prior(
-        self, batch: Batch, weight: float, threshold: float | None
+        self, batch: Batch, weight: float, kept: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Weights (B, T) before any KL is known, and limits (N,) above which they change."""
         chosen, valid = self.selection, batch.valid
         listed, pillars = self._lists(batch.labels.device)
         masked = torch.where(valid, batch.labels, IGNORE)
         if chosen.budget is not None:
-            table = batch.table(self._scores(batch))
-            weights = budget_weights(table, chosen.budget, masked, pillars, threshold=threshold)
-            return weights, None
+            if kept is not None:
+                return batch.table(kept.to(batch.flat.device)), None
+            table = batch.table(score_positions(chosen.score, self._scores(batch)))
+            return budget_weights(table, chosen.budget, masked, pillars), None
         if chosen.control:
             loss = None
             if chosen.window > 0:
@@ -418,8 +431,8 @@ class Selector:
         return self._dice[device]
 
     @torch.no_grad()
-    def _scores(self, batch: Batch) -> Tensor:
-        """(N,) the budget's score of each position."""
+    def _scores(self, batch: Batch) -> PositionScores:
+        """What the budget's score is made of, at each of the N positions."""
         if isinstance(batch.targets, Listed) or batch.teacher is None:
             raise UsageError(
                 "a budget scores positions by the teacher's whole distribution, and a served "
@@ -433,4 +446,4 @@ class Selector:
                 batch.emitted,
                 chunk=batch.chunk,
             )
-        return score_positions(self.selection.score, found)
+        return found

@@ -166,7 +166,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         if not allow_special:
             self.selection.refuse_special(sorted(special_ids(self._tokenizer)))
         self.add_callback(_SaveSelector(self.selector))
-        self._plan = Plan(1.0)
+        self._plan, self._place = Plan(1.0), 0  # and which of its micro-batches is under way
         self._heads_checked = False
         if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else in the first step
             unwrap = self.accelerator.unwrap_model
@@ -229,8 +229,9 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """TRL's micro-batch; plans the step where its batch is new."""
         every = self.args.gradient_accumulation_steps
+        self._place = self._step % every
         new = self.model.training and (
-            self._step % every == 0 or getattr(self, "_buffered_inputs", None) is None
+            self._place == 0 or getattr(self, "_buffered_inputs", None) is None
         )
         inputs = super()._prepare_inputs(generation_batch)
         if new:
@@ -322,7 +323,7 @@ class SelectiveDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
                 *teacher,
                 step=step,
                 denominator=self._plan.denominator / n_ranks(),
-                threshold=self._plan.threshold,
+                kept=self._plan.kept[self._place] if self._plan.kept else None,
                 temperature=self.temperature,
             )
         else:

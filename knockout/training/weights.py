@@ -8,7 +8,7 @@ is often the end-of-text id too).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from torch import Tensor
 __all__ = [
     "IGNORE",
     "aligned_labels",
-    "budget_threshold",
     "budget_weights",
     "freeze_weights",
     "near",
@@ -218,7 +217,6 @@ def budget_weights(
     pillars: TokenIds = (),
     *,
     label_shift: int = 0,
-    threshold: float | None = None,
 ) -> Tensor:
     """Weight 1 on the best share of a batch's positions by a score, 0 elsewhere.
 
@@ -230,11 +228,9 @@ def budget_weights(
         labels: (B, T) int64, −100 on prompts and padding; None takes every position as valid.
         pillars: Types that are kept on top of the budget.
         label_shift: As in `aligned_labels`.
-        threshold: `budget_threshold` of the whole batch that the optimiser sees, if this is a
-            part of it: what scores at least that is kept, whatever share of this part it is.
 
     Returns:
-        (B, T) float32. Of equal scores the earlier position wins; with a threshold all are kept.
+        (B, T) float32. Of equal scores the earlier position wins.
 
     Example:
         >>> budget_weights(torch.tensor([[0.1, 3.0, 0.2, 2.0]]), 0.5)
@@ -249,31 +245,12 @@ def budget_weights(
         valid = labels != IGNORE
         keep = _lookup(labels, pillars)
     candidates = torch.where(valid & ~scores.isnan(), scores.detach().float(), -math.inf)
-    if threshold is not None:
-        return ((candidates >= threshold) & (candidates > -math.inf) | keep).to(torch.float32)
     flat = candidates.flatten()
     best = torch.argsort(flat, descending=True, stable=True)[: _kept(int(valid.sum()), budget)]
     best = best[flat[best] > -math.inf]
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[best] = True
     return (chosen.view(scores.shape) | keep).to(torch.float32)
-
-
-def budget_threshold(scores: Sequence[Tensor], budget: float) -> float:
-    """The score of the last position that a budget keeps, over all parts of a batch.
-
-    Args:
-        scores: One tensor (N_i,) of each micro-batch and process: the scores of its valid
-            positions, NaN if one is never to be kept.
-        budget: As in `budget_weights`; the share is of all positions together.
-
-    Returns:
-        What `budget_weights` takes as `threshold`; +∞ if there is no position.
-    """
-    flat = torch.cat([part.detach().float().flatten().cpu() for part in scores])
-    known = flat[~flat.isnan()]
-    count = min(known.numel(), _kept(flat.numel(), budget))
-    return float(known.topk(count).values[-1]) if count else math.inf
 
 
 def _kept(n_valid: int, budget: float) -> int:
