@@ -65,11 +65,7 @@ def groups_of(z: Tensor, chosen: Divergence, merge: list[list[int]]) -> list[lis
     for p in z.softmax(-1):
         own = merge + [[j] for j in range(V) if not any(j in group for group in merge)]
         if chosen.top_k is not None:
-            # A group's columns each count as a place of the top k, as the docs say.
-            order = sorted(range(V), key=lambda j: -float(p[next(g for g in own if j in g)].sum()))[
-                : chosen.top_k
-            ]
-            best = [g for g in own if any(j in order for j in g)]
+            best = sorted(own, key=lambda group: -float(p[group].sum()))[: chosen.top_k]
             rest = [j for g in own if g not in best for j in g]
             own = [*best, rest]
         rows.append(own)
