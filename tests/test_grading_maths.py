@@ -51,6 +51,18 @@ def test_kind(kind: str, group: dict[str, Any]) -> None:
     assert [a for a in group["wrong"] if graded[a]] == []
 
 
+def test_where_a_response_says_its_answer() -> None:
+    file = Path(__file__).parent / "data" / "maths_responses.json"
+    cases = json.loads(file.read_text("utf-8"))
+    wrong = [
+        case
+        for case in cases
+        if grade_maths(gold=case["gold"], response=case["response"]).correct != case["correct"]
+    ]
+    assert len(cases) > 60
+    assert wrong == []
+
+
 def test_the_pairs_that_were_tried() -> None:
     path = DATA / "maths_pairs.jsonl"
     if not path.is_file():

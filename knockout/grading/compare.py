@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 from knockout.grading.notation import Answer
@@ -45,6 +46,8 @@ def _same_parts(gold: Answer, answer: Answer) -> bool:
         return _same_time(gold, answer)
     if "ratio" in kinds:
         return _same_ratio(gold, answer)
+    if kinds == {"list", "()"}:
+        gold, answer = _as_point(gold), _as_point(answer)
     if kinds <= {"list", "set"}:
         return _same_members(gold.items, answer.items)
     if "matrix" in kinds:
@@ -66,6 +69,16 @@ def _same_members(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool:
             return False
         del rest[match]
     return not rest
+
+
+def _as_point(answer: Answer) -> Answer:
+    """`x = -1, y = 6` as (-1, 6)."""
+    names = [item.name for item in answer.items]
+    if answer.kind != "list" or len(names) < 2 or names != ["x", "y", "z"][: len(names)]:
+        return answer
+    return replace(
+        answer, kind="()", items=tuple(replace(i, name="", relation="") for i in answer.items)
+    )
 
 
 def _as_rows(answer: Answer) -> Answer:

@@ -98,6 +98,7 @@ def _without_box(text: str) -> str | None:
     if maths:
         return _right_side(maths[-1][1])
     last_line = text.splitlines()[-1].strip().removesuffix(".") if text else ""
+    last_line = last_line.removeprefix("####").lstrip()
     conclusion = _CONCLUSION.search(last_line[-_LONGEST_LINE:])
     return _plain(conclusion["value"] if conclusion else last_line)
 

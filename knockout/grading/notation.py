@@ -283,6 +283,9 @@ def _sequence(kind: Kind, parts: list[str], word: str, text: str) -> Answer | No
         item = _read(part)
         if item is None:
             return None
+        left = part.partition("=")[0]
+        if left != part and not item.name and _LABEL.fullmatch(left):
+            item = replace(item, name="".join(left.split()))  # of several, each is of its own
         items += item.items if item.kind == "list" else (item,)
     if kind == "set" and len(items) == 1:
         return items[0]

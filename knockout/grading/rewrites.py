@@ -20,8 +20,8 @@ _SYMBOLS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
     "∙": r"\cdot ", "•": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ",
     "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "⩽": r"\leq ", "⩾": r"\geq ", "≠": r"\neq ",
-    "≈": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
-    "∖": r"\setminus ", "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "ℝ": r"\mathbb{R}",
+    "≈": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ", "⋃": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "∖": r"\setminus ", "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
     "△": r"\triangle ", "€": r"\text{euros}", "£": r"\text{pounds}", "¥": r"\text{yen}",
     "₹": r"\text{rupees}", "¢": r"\text{cents}", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "∜": r"\sqrt[4] ",
@@ -34,7 +34,9 @@ _SYMBOLS = {
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!:;]\s*|\{,\}\s*)\d{3})+(?!\d)")
+_THOUSANDS = re.compile(
+    r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!:;]\s*|\{(?:,|\\[,!:; ])\}\s*)\d{3})+(?!\d)"
+)
 _FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _OVER = re.compile(r"\{([^{}]*)\\(over|choose)\b([^{}]*)\}")
 _FUNCTION_NAMES = "exp|sqrt|cbrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
@@ -77,7 +79,16 @@ _CURRENCIES = {
     "rs": r"\text{rupees}",
     "us$": r"\$",
     "eur": r"\text{euros}",
+    "gbp": r"\text{pounds}",
 }
+_BASIS = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|vec|hat|text|textbf|mathrm)\s*(?:\{\s*)*"
+    r"(?:\\(?:hat|vec|mathbf)\s*\{?)?\s*((?<!\\)[ijk](?![A-Za-z])|\\[ij]math)\s*\}*"
+)
+_ANGLE = re.compile(
+    r"\\(sin|cos|tan|cot|sec|csc)\s*(?:\\left\s*)?[({]?\s*(\d+(?:\.\d+)?)\s*"
+    r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\right\s*)?[)}]?"
+)
 _REPEATING = (
     re.compile(
         r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|overbar|widebar)\s*(?:\{\s*(\d+)\s*\}|(\d))"
@@ -111,9 +122,11 @@ def _unicode(text: str) -> str:
 
 
 def _compatible(c: str) -> str:
-    """ASCII for what only looks different: wide digits, bold letters, odd spaces, fractions."""
+    """ASCII for what only looks different: digits of any script, bold letters, odd spaces, fractions."""
     if c.isascii() or c in _SYMBOLS:
         return _SYMBOLS.get(c, c)
+    if (digit := unicodedata.decimal(c, None)) is not None:  # of any script
+        return str(digit)
     plain = unicodedata.normalize("NFKC", c)
     numerator, bar, denominator = plain.partition("\u2044")
     if bar:
@@ -128,6 +141,8 @@ def _thousands(text: str) -> str:
 def _dollars(text: str) -> str:
     r"""Signs that put maths into maths are no currency: `$32,348$`."""
     text = re.sub(r"\\text\s*\{\s*\\?\$\s*\}", r"\\$", text)
+    text = re.sub(r"^\s*(?:US ?\\?\$|USD\b)\s*(?=[\d.])", r"\\$", text)
+    text = re.sub(r"\\(?:pounds|euro)\b\s*([\d.,]*\d)", r"\1", text)
     return re.sub(r"(?<!\\)\$", "", text)
 
 
@@ -172,6 +187,13 @@ def _conjunctions(text: str) -> str:
     return _AND.sub(", ", text)
 
 
+def _unit_vectors(text: str) -> str:
+    r"""`2\mathbf{i} + 3\mathbf{j}` as terms in three symbols, for i alone is imaginary."""
+    if len({match[1] for match in _BASIS.finditer(text)}) < 2:
+        return text
+    return _BASIS.sub(lambda m: f" u_{m[1][-5] if len(m[1]) > 1 else m[1]}", text)
+
+
 def _over(text: str) -> str:
     return _OVER.sub(
         lambda m: rf"\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", text
@@ -179,6 +201,7 @@ def _over(text: str) -> str:
 
 
 def _fractions(text: str) -> str:
+    text = re.sub(r"\\[dt]?binom\s*(\d|[A-Za-z])\s*(\d|[A-Za-z])", r"\\binom{\1}{\2}", text)
     return _FRACTION.sub(lambda m: rf"\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", text)
 
 
@@ -281,13 +304,14 @@ def _clauses(text: str) -> str:
 
 
 def _marks(text: str) -> str:
-    r"""A degree sign made of a letter, a colon in braces, a determinant between bars."""
+    r"""A degree sign made of a letter, a sign in braces, angles in degrees, a determinant between bars."""
     text = re.sub(r"(?<=[\d)])\s*\^\s*(?:o\b|\{\s*o\s*\})", r"^\\circ ", text)
-    return determinant(text.replace("{:}", ":"))
+    text = re.sub(r"\{\s*([:/])\s*\}", r"\1", text).replace(r"\bigcup", r"\cup")
+    return determinant(_ANGLE.sub(r"\\\1{\\frac{\2\\pi}{180}}", text))
 
 
 def _ends(text: str) -> str:
-    text = re.sub(r"(?:\s|(?<=[\w})\]%!'])[.,;])+$", "", text.strip())
+    text = re.sub(r"(?:\s|(?<=[\w})\]%!'\s])[.,;])+$", "", text.strip())
     while (found := group(text, 0)) and found[1] == len(text) and found[0].strip():
         text = found[0].strip()
     return text
@@ -296,6 +320,7 @@ def _ends(text: str) -> str:
 CLEAN_UP: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("Unicode as LaTeX", _unicode),
     ("thousands with thin spaces", _thousands),
+    ("unit vectors", _unit_vectors),
     ("fonts, colours, sizes, spaces", restyle),
     ("dollar signs that only mark maths", _dollars),
     ("maths inside text", _texts),
