@@ -82,7 +82,7 @@ def test_distilling_lowers_the_kl_and_a_frozen_vocabulary_changes_nothing(
     settings = Distil(steps=80, rows=16, rate=1e-2, kept_at=(5,))
     distil(LANGUAGE, start, MODEL_FOLDER, tmp_path / "all", settings, Selection(), seed=1)
     kl = json.loads((tmp_path / "all" / "history.json").read_text())["kl"]
-    assert np.mean(kl[-5:]) < 0.8 * np.mean(kl[:5])
+    assert stats.ttest_ind(kl[:15], kl[-15:], alternative="greater").pvalue < 1e-4
     assert (tmp_path / "all" / "step-5" / "model.safetensors").is_file()
 
     everything = Selection(freeze_list=tuple(range(80)))
