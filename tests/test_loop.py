@@ -79,17 +79,22 @@ def test_parts_of_the_kl_add_up(start: Path) -> None:
 def test_distilling_lowers_the_kl_and_a_frozen_vocabulary_changes_nothing(
     start: Path, tmp_path: Path
 ) -> None:
-    settings = Distil(steps=80, rows=16, rate=1e-2, kept_at=(5,))
+    settings = Distil(steps=40, rows=16, rate=3e-3, kept_at=(5,))
     distil(LANGUAGE, start, MODEL_FOLDER, tmp_path / "all", settings, Selection(), seed=1)
-    kl = json.loads((tmp_path / "all" / "history.json").read_text())["kl"]
-    assert stats.ttest_ind(kl[:15], kl[-15:], alternative="greater").pvalue < 1e-4
+    assert len(json.loads((tmp_path / "all" / "history.json").read_text())["kl"]) == 40
+    asked = list(problems(LANGUAGE, 3, 300))
+    first, last = (
+        evaluate(LANGUAGE, student, MODEL_FOLDER, asked, {})["kl"]
+        for student in (start, tmp_path / "all" / "after")
+    )
+    assert last < 0.95 * first
     assert (tmp_path / "all" / "step-5" / "model.safetensors").is_file()
 
     everything = Selection(freeze_list=tuple(range(80)))
     few = Distil(steps=2, rows=4)
     distil(LANGUAGE, start, MODEL_FOLDER, tmp_path / "none", few, everything, seed=1)
-    first, last = load(start).state_dict(), load(tmp_path / "none" / "after").state_dict()
-    assert all(torch.equal(first[name], last[name]) for name in first)
+    before, after = load(start).state_dict(), load(tmp_path / "none" / "after").state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_arms_are_compared_seed_by_seed() -> None:
