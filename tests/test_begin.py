@@ -49,6 +49,27 @@ def test_init_writes_a_sweep_file_that_loads(tmp_path: Path) -> None:
     assert "is there already" in again.stderr
 
 
+def test_what_init_wrote_can_be_moved_to_another_machine(tmp_path: Path) -> None:
+    home = tmp_path / "here"
+    home.mkdir()
+    (home / "rocks.json").write_text("[5, 6]")
+    path = home / "s.yaml"
+    done = call("init", str(path), "--candidates", str(home / "rocks.json"))
+    assert done.returncode == 0, done.stderr
+    text = path.read_text()
+    assert not any(part in text for part in (str(tmp_path), str(SCHEMA_FILE.parent)))
+    moved = home.rename(tmp_path / "there") / "s.yaml"
+    file = load_sweep(moved).candidates.file
+    assert file is not None
+    assert Path(file).resolve() == moved.resolve().with_name("rocks.json")
+    # What its head says gives an editor the schema.
+    said = "\n".join(line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#")
+    assert "knockout schema > sweep.schema.json" in said
+    assert "# yaml-language-server: $schema=sweep.schema.json" in said
+    schema = json.loads(call("schema").stdout)
+    jsonschema.validate(yaml.safe_load(moved.read_text()), schema)
+
+
 def test_the_schema_is_shipped_current_and_knows_our_own_files() -> None:
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert schema == sweep_schema()

@@ -15,7 +15,8 @@ from knockout.errors import KnockoutError, UsageError, shortened
 __all__ = ["init", "runs", "schema", "tasks"]
 
 _TEMPLATE = """\
-# yaml-language-server: $schema={schema}
+# Editors that know YAML complete and check it: knockout schema > sweep.schema.json, and above this
+# line: # yaml-language-server: $schema=sweep.schema.json
 # Every key: docs/sweep-file.md. Cost and power before it runs: knockout plan {name}
 model: {model}
 engine: {{kind: auto}}
@@ -57,7 +58,6 @@ def init(
 ) -> None:
     """Writes a sweep file that runs; asks for what is not given if it can."""
     from knockout.config.file import parse_sweep
-    from knockout.config.page import SCHEMA_FILE
     from knockout.files import write_text
 
     if file.exists() and not force:
@@ -77,11 +77,10 @@ def init(
     source: dict[str, Any] = {"strings": text or [" the", " is", ","]}
     if candidates is not None:
         found = candidates.expanduser()
-        source = {"file": str(found.absolute() if found.exists() else found)}
+        source = {"file": _path_from(file, found)}
         if column is not None:
             source["column"] = column
     made = _TEMPLATE.format(
-        schema=SCHEMA_FILE,
         name=file.name,
         model=json.dumps(model, ensure_ascii=False),
         benchmarks=", ".join(json.dumps(name, ensure_ascii=False) for name in benchmark),
@@ -93,6 +92,14 @@ def init(
     parse_sweep(made, str(file), file.parent)
     write_text(file, made)
     print(f"{file} is written. Next: knockout plan {file}; knockout run {file}", file=sys.stderr)
+
+
+def _path_from(sweep: Path, found: Path) -> str:
+    """How a sweep file names a file: from its own folder, so that both can be moved together."""
+    folder, path = sweep.absolute().parent, found.absolute()
+    if not found.exists():
+        return str(found)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 def schema() -> None:
