@@ -149,6 +149,34 @@ def test_signals_end_a_command_as_ctrl_c_does(number: signal.Signals) -> None:
     assert told.startswith("knockout: stopped")
 
 
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "{} 2>&1 | head -n 1 > /dev/null; exit ${{PIPESTATUS[0]}}",  # the reader goes away
+        "{} >&- <&-",
+    ],
+)
+def test_a_run_that_nobody_reads_comes_to_its_end(tmp_path: Path, shell: str) -> None:
+    out, planted = tmp_path / "run", str(ROOT / "examples" / "planted.yaml")
+    command = shlex.join(
+        [sys.executable, "-m", "knockout", "run", planted, "limit=4", "--out", str(out)]
+    )
+    done = subprocess.run(
+        ["bash", "-c", shell.format(command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert summary["cells_done"] == 4
+    assert len(json.loads((out / "verdicts.json").read_text())) == 5
+
+
 def test_left_over_temporary_files_go_with_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     code = (

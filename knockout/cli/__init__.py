@@ -28,6 +28,7 @@ from knockout.cli import (
     tools,
     training,
 )
+from knockout.cli.common import to_nowhere
 from knockout.errors import KnockoutError
 
 __all__ = ["app", "main"]
@@ -113,6 +114,7 @@ def main() -> None:
     # Idle OpenMP threads sleep instead of spinning. Read when torch loads, so it is set first: on
     # few or shared cores spinning costs several times.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _have_streams()
     _write_what_the_terminal_can()
     _end_like_ctrl_c()
     _log_to_stderr()
@@ -123,6 +125,7 @@ def main() -> None:
             raise KeyboardInterrupt
         if status:
             sys.exit(status)
+        sys.stdout.flush()
     except (KnockoutError, OSError, KeyboardInterrupt) as error:
         if _State.debug:
             raise
@@ -141,6 +144,13 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _have_streams() -> None:
+    """Output that was closed (`>&-`) goes nowhere, and its number to no file of ours."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _write_what_the_terminal_can() -> None:
@@ -173,12 +183,13 @@ def _tell(error: BaseException) -> int:
         return 130
     if isinstance(error, BrokenPipeError):
         # The reader went away (`| head`): nothing to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere(sys.stdout)
         return 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         print("knockout: the disk is full; what was committed is safe", file=sys.stderr)
         return 1
-    print(f"knockout: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"knockout: {error}", file=sys.stderr)
     return error.exit_code if isinstance(error, KnockoutError) else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ __all__ = [
     "print_json",
     "print_pairs",
     "print_table",
+    "to_nowhere",
 ]
 
 Sets = Annotated[
@@ -85,5 +87,16 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 def console() -> Any:
     from rich.console import Console
 
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich by itself would exit
+
     # Piped output is as wide as it needs to be.
-    return Console() if sys.stdout.isatty() else Console(width=200)
+    return Console() if sys.stdout.isatty() else Piped(width=200)
+
+
+def to_nowhere(stream: Any) -> None:
+    """Sends what a stream still holds, and all that follows, to the null device."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

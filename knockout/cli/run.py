@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -21,6 +22,7 @@ from knockout.cli.common import (
     one_of,
     print_json,
     print_pairs,
+    to_nowhere,
 )
 from knockout.cli.lm_eval import export_lm_eval
 from knockout.config.libraries import quiet_libraries
@@ -99,9 +101,14 @@ def _run(
 
     again = " ".join(["knockout", *(shlex.quote(part) for part in sys.argv[1:])])
     run_sweep(sweep, out, retry_failed=retry_failed, again=again, shard=shard)
-    show_verdicts(out, None, None, as_json)
-    _say_findings(sweep, out)
-    print(f"Results are in {out}", file=sys.stderr)
+    try:
+        show_verdicts(out, None, None, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader went away (`| head`); the run is complete all the same
+        to_nowhere(sys.stdout)
+    with contextlib.suppress(OSError):
+        _say_findings(sweep, out)
+        print(f"Results are in {out}", file=sys.stderr)
 
 
 def _say_findings(sweep: Any, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -68,7 +69,8 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
         if self._bar is not None:
             self._bar.close()
 
@@ -86,7 +88,8 @@ class Display:
             self._bar.n = snapshot.cells
             self._bar.set_postfix_str(line)
         else:
-            print(f"cells {line}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # who read it is gone; the run goes on
+                print(f"cells {line}", file=sys.stderr, flush=True)
 
     def numbers(self, snapshot: Snapshot) -> dict[str, float]:
         """The same for a tracker."""
