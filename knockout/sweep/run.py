@@ -272,8 +272,8 @@ def _check_directory(out: Path) -> None:
         others = sorted(p.name for p in out.iterdir() if p.name not in _OURS)
         if others:
             raise UsageError(
-                f"{out}: the folder is not empty (it holds {others[0]}) and holds no run; "
-                "give another --out"
+                f"{out}: the folder is not empty (it holds {others[0]}) and holds no run "
+                "(run.db is missing); give another --out"
             )
 
 
