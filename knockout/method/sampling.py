@@ -172,17 +172,15 @@ class Rows:
         self.top_p = column([s.top_p for s in samplings], torch.float64)
         self.top_k = column([s.top_k for s in samplings], torch.int64)
         self.log_min_p = column([s.min_p for s in samplings], torch.float64).log_()
-        self.greedy = rows_where([s.greedy for s in samplings])
-        self.truncated = rows_where([s.truncates for s in samplings])
-        self.open = rows_where([not s.greedy and not s.truncates for s in samplings])
-        open_tops = [s.top_k == 0 for s in samplings if s.truncates]
-        largest = max((s.top_k for s in samplings if s.truncates), default=0)
-        self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if any(open_tops) else 0)
-        self.has_open_top = any(open_tops)
-        self.has_nucleus = any(s.truncates and s.top_p < 1 for s in samplings)
-        self.is_truncated = torch.tensor(
-            [s.truncates for s in samplings], dtype=torch.bool, device=device
-        )
+        greedy, truncates = [s.greedy for s in samplings], [s.truncates for s in samplings]
+        self.greedy, self.truncated = rows_where(greedy), rows_where(truncates)
+        self.open = rows_where([not g and not t for g, t in zip(greedy, truncates, strict=True)])
+        cut = [s for s, flag in zip(samplings, truncates, strict=True) if flag]
+        self.has_open_top = any(s.top_k == 0 for s in cut)
+        largest = max((s.top_k for s in cut), default=0)
+        self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if self.has_open_top else 0)
+        self.has_nucleus = any(s.top_p < 1 for s in cut)
+        self.is_truncated = torch.tensor(truncates, dtype=torch.bool, device=device)
 
     def take(self, index: Tensor) -> Rows:
         """The settings of the rows at index (k,), which may repeat."""

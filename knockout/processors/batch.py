@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -49,14 +51,12 @@ class Batch:
         for rule in rules:
             if rule is not None:
                 rule.check_width(width)
-        plain = [(n, r) for n, r in enumerate(rules) if r is not None and not r.coupled]
-        self._plain_rows = torch.tensor([n for n, _ in plain], dtype=torch.int64, device=device)
-        self._plain = owned([rule for _, rule in plain], device)
-        self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
-        self.coupled_rows = torch.tensor(self.coupled, dtype=torch.int64, device=device)
-        self.rules = [rule for rule in rules if rule is not None and rule.coupled]
+        self._device, self._width = torch.device(device), width
+        self._place(rules)
+        self._plain = owned(self._plain_rules, device)
+        if self._plain is not None:
+            self._banned_rows = self._plain_rows.index_select(0, self._plain.member)
         self.by_part = any(rule.by_part for rule in self.rules)
-        self._whole = len(self.coupled) == len(rules)
         self._settings = Rows(
             [rule.sampling or _GREEDY for rule in self.rules],
             [rule.seed for rule in self.rules],
@@ -67,6 +67,47 @@ class Batch:
         self._start = torch.tensor(
             [rule.start or 0 for rule in self.rules], dtype=torch.int64, device=device
         )
+
+    def _place(self, rules: Sequence[Rule | None]) -> None:
+        """Says which rows are whose."""
+        plain = [(n, r) for n, r in enumerate(rules) if r is not None and not r.coupled]
+        self._plain_rules = [rule for _, rule in plain]
+        self._plain_rows = self._column([n for n, _ in plain])
+        self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
+        self.coupled_rows = self._column(self.coupled)
+        self.rules = [rule for rule in rules if rule is not None and rule.coupled]
+        self._whole = len(self.coupled) == len(rules)
+
+    def _column(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def rearranged(
+        self, rules: Sequence[Rule | None], width: int, device: torch.device | str = "cpu"
+    ) -> Batch:
+        """The batch of other rows: re-indexed where the same rules stand in another order.
+
+        Args:
+            rules: As for a new batch.
+            width: As for a new batch.
+            device: As for a new batch.
+        """
+        out = copy(self)
+        out._place(rules)
+        coupled = _order(self.rules, out.rules)
+        plain = _order(self._plain_rules, out._plain_rules)
+        same = (width, torch.device(device)) == (self._width, self._device)
+        if not same or coupled is None or plain is None:
+            return Batch(rules, width, device)
+        if self._plain is not None:
+            out._banned_rows = out._plain_rows[self._column(plain)].index_select(
+                0, self._plain.member
+            )
+        to = self._column(coupled)
+        source = to.argsort()
+        out._settings, out._start = self._settings.take(source), self._start[source]
+        out._owned = self._owned and self._owned.rearranged(to)
+        out._seen = self._seen and self._seen.rearranged(to)
+        return out
 
     def apply_(
         self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None,
@@ -108,7 +149,7 @@ class Batch:
     ) -> tuple[Tensor, Answer | None]:  # fmt: skip
         """`apply_` without writing the answer into the rows, whose contents are then of no use."""
         if self._plain is not None:
-            ban_(logits, self._plain_rows[self._plain.member], self._plain.token)
+            ban_(logits, self._banned_rows, self._plain.token)
         if not self.coupled:
             return self.coupled_rows, None
         part = logits if self._whole else logits[self.coupled_rows]
@@ -195,6 +236,17 @@ class Batch:
                     raise KnockoutError(f"{rule}: {bad.reason}") from bad
                 failures[rule.name] = bad.reason
                 part[bad.row] = 0
+
+
+def _order(before: Sequence[Rule], after: Sequence[Rule]) -> list[int] | None:
+    """Where each rule has gone; None where these are not the same objects."""
+    if len(before) != len(after):
+        return None
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, rule in enumerate(after):
+        places[id(rule)].append(place)
+    found = [places[id(rule)].pop() if places[id(rule)] else None for rule in before]
+    return None if None in found else [place for place in found if place is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,16 +95,14 @@ class Owned:
     replacement: Tensor | None
     replaced_scope: Scope | None
 
-
-def _ids(rule: Rule, device: torch.device | str) -> Tensor:
-    """The ids of a rule's own intervention, made once for each rule."""
-    key = ("ids", str(device))
-    found = rule.cache.get(key)
-    if found is None:
-        own = rule.intervention
-        ids = () if own is None else own.token_ids
-        found = rule.cache[key] = torch.tensor(ids, dtype=torch.int64, device=device)
-    return found
+    def rearranged(self, to: Tensor) -> Owned:
+        """The same where member m has become to[m]."""
+        replaced = self.replaced_member
+        return replace(
+            self,
+            member=to.index_select(0, self.member),
+            replaced_member=None if replaced is None else to.index_select(0, replaced),
+        )
 
 
 def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
@@ -113,24 +111,25 @@ def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
     if not have:
         return None
 
-    def join(some: Sequence[tuple[int, Rule]]) -> tuple[Tensor, Tensor, Tensor]:
-        ids = [_ids(rule, device) for _, rule in some]
-        sizes = torch.tensor([len(one) for one in ids], dtype=torch.int64, device=device)
-        members = torch.tensor([m for m, _ in some], dtype=torch.int64, device=device)
-        n = sum(len(one) for one in ids)
-        index = torch.arange(len(some), device=device)
-        of = index.repeat_interleave(sizes, output_size=n)
-        token = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=device)
-        return of, members, token
+    def spread(values: Sequence[float], sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+        column = torch.tensor(values, dtype=dtype, device=device)
+        times = torch.tensor(sizes, dtype=torch.int64, device=device)
+        return column.repeat_interleave(times, output_size=sum(sizes))
 
-    def scope_of(some: Sequence[tuple[int, Rule]], of: Tensor) -> Scope | None:
+    def join(some: Sequence[tuple[int, Rule]]) -> tuple[Tensor, Tensor, list[int]]:
+        ids = [rule.ids(device) for _, rule in some]
+        sizes = [one.shape[0] for one in ids]
+        token = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=device)
+        return spread([m for m, _ in some], sizes, torch.int64), token, sizes
+
+    def scope_of(some: Sequence[tuple[int, Rule]], sizes: Sequence[int]) -> Scope | None:
         interventions = [rule.intervention for _, rule in some if rule.intervention is not None]
         if not any(map(_is_scoped, interventions)):
             return None
-        return _scope(interventions, device).take(of)
+        return _scope(interventions, device).take(spread(range(len(some)), sizes, torch.int64))
 
     shifts = [(m, r) for m, r in have if r.intervention and r.intervention.kind != "replace"]
-    of, members, token = join(shifts)
+    member, token, sizes = join(shifts)
     shift = None
     if any(rule.intervention and rule.intervention.kind == "penalty" for _, rule in shifts):
         amounts = [
@@ -139,20 +138,20 @@ def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
             else -math.inf
             for _, rule in shifts
         ]
-        shift = torch.tensor(amounts, dtype=torch.float32, device=device)[of]
-    out = Owned(
-        members[of] if shifts else of, token, shift, scope_of(shifts, of), None, None, None, None
-    )
+        shift = spread(amounts, sizes, torch.float32)
+    out = Owned(member, token, shift, scope_of(shifts, sizes), None, None, None, None)
     replacing = [(m, r) for m, r in have if r.intervention and r.intervention.kind == "replace"]
     if not replacing:
         return out
-    of, members, token = join(replacing)
-    to = [r.intervention.replacement if r.intervention else 0 for _, r in replacing]
-    to_tensor = torch.tensor(to, dtype=torch.int64, device=device)
-    return Owned(
-        out.member, out.token, out.shift, out.scope,
-        members[of], token, to_tensor[of], scope_of(replacing, of),
-    )  # fmt: skip
+    member, token, sizes = join(replacing)
+    to = [(r.intervention and r.intervention.replacement) or 0 for _, r in replacing]
+    return replace(
+        out,
+        replaced_member=member,
+        replaced_token=token,
+        replacement=spread(to, sizes, torch.int64),
+        replaced_scope=scope_of(replacing, sizes),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +247,10 @@ class Seen:
     any_apart: bool
     scoped: bool
     most: int
+
+    def rearranged(self, to: Tensor) -> Seen:
+        """The same where member m has become to[m]."""
+        return replace(self, member=to.index_select(0, self.member))
 
 
 def seen(rules: Sequence[Rule], device: torch.device | str) -> Seen | None:

@@ -9,11 +9,13 @@ greedy so that it takes it.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from knockout.method.interventions import Intervention, ban
@@ -43,6 +45,7 @@ _COUPLED_ONLY = (
     "knockout_think_end",
     "knockout_start",
 )
+_MOST = 2**63 - 1  # of an int64; no logits have a higher id
 _TRUNCATION = ("knockout_top_p", "knockout_top_k", "knockout_min_p")
 
 
@@ -94,7 +97,20 @@ class Rule:
     report: int = 0
     think_end: tuple[int, ...] = ()
     start: int | None = None
-    cache: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _ids: dict[str, Tensor] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Made when the request arrives: a batch of many requests has no time for it.
+        own = self.intervention
+        if own is not None and own.token_ids[-1] <= _MOST:
+            self._ids["cpu"] = torch.frombuffer(array("q", own.token_ids), dtype=torch.int64)
+
+    def ids(self, device: torch.device | str) -> Tensor:
+        """The token ids of its own intervention, (k,) int64, made once for each device."""
+        found = self._ids.get(str(device))
+        if found is None:
+            found = self._ids[str(device)] = self._ids["cpu"].to(device)
+        return found
 
     @property
     def banned(self) -> tuple[int, ...]:

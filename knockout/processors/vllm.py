@@ -196,6 +196,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         # By the id of V1's list of outputs, which each entry keeps alive.
         self._picked: dict[int, tuple[list[int], dict[int, int]]] = {}
         self._batch: Batch | None = None
+        self._stale = False  # whether the batch's rows have changed since
         self._batch_key: tuple[int, bytes] | None = None
 
     @classmethod
@@ -231,7 +232,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         if not self.acts:
             return
         if process_dict_updates(self._by_row, batch_update, self._new_row):
-            self._batch = None
+            self._stale = True
 
     def _new_row(
         self, params: SamplingParams, prompt: list[int] | None, outputs: list[int]
@@ -268,7 +269,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         if rule is not None:
             self._by_slot[req_idx] = rule
         if rule is not None or before is not None:
-            self._batch = None
+            self._stale = True
         return rule is not None
 
     # Both --------------------------------------------------------------------------------------
@@ -293,12 +294,18 @@ class KnockoutProcessor(V1Interface, V2Interface):
             self._apply_v2(logits, ctx)
         return logits
 
+    def _renewed(self, rules: list[Rule | None], logits: torch.Tensor) -> Batch:
+        """The batch of these rows; only re-indexed where the same requests are in another order."""
+        self._stale = False
+        where = (rules, logits.shape[1], logits.device)
+        return Batch(*where) if self._batch is None else self._batch.rearranged(*where)
+
     def _apply_v1(self, logits: torch.Tensor) -> None:
-        if self._batch is None:
+        if self._batch is None or self._stale:
             rules: list[Rule | None] = [None] * logits.shape[0]
             for row, one in self._by_row.items():
                 rules[row] = one.rule
-            self._batch = Batch(rules, logits.shape[1], logits.device)
+            self._batch = self._renewed(rules, logits)
         rows = [self._by_row[row] for row in self._batch.coupled]
         # Under asynchronous scheduling the lists hold −1 for tokens still on the device.
         lengths = [one.n_prompt + len(one.outputs) for one in rows]
@@ -320,9 +327,9 @@ class KnockoutProcessor(V1Interface, V2Interface):
             # Several rows per request (speculative decoding): only the device knows which.
             slots = ctx.expanded_idx_mapping.cpu().numpy()
         key = (logits.shape[1], slots.tobytes())
-        if self._batch is None or self._batch_key != key:
+        if self._batch is None or self._stale or self._batch_key != key:
             rules = [self._by_slot.get(slot) for slot in slots.tolist()]
-            self._batch = Batch(rules, logits.shape[1], logits.device)
+            self._batch = self._renewed(rules, logits)
             self._batch_key = key
         positions = ctx.pos[self._batch.coupled_rows].to(torch.int64) + 1
         closed = self._closed_v2(self._batch, ctx, positions) if self._batch.by_part else None
