@@ -1,6 +1,6 @@
 """What our pick costs: tokens/s beside the engine's own sampler, and the time of one step.
 
-    python -m bench processor
+    python -m bench processor         # or one part of it: batch_milliseconds, step_seconds, engine
 
 All arms run in one engine, in turn, several times, so that a drifting machine hits them alike;
 the ratios are medians over rounds. Prefill is not counted: a round's clock starts when every
@@ -10,15 +10,20 @@ request has its first token.
 from __future__ import annotations
 
 import functools
+import json
+import random
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bench.machine import write
+from bench.machine import RESULTS, write
 from knockout.engines.base import Request
 from knockout.method.sampling import Rows, Sampling, pick
+from knockout.processors.batch import Batch
+from knockout.processors.rules import rule_from_extra_args
 
 SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 BATCHES = (8, 32, 64)
@@ -32,10 +37,48 @@ PROMPTS = (
 )
 
 
-def main() -> None:
-    """Measures and writes bench/results/processor.json."""
-    result: dict[str, Any] = {"step_seconds": one_step(), "engine": in_engine()}
+def main(*parts: str) -> None:
+    """Measures all parts, or some, and writes bench/results/processor.json."""
+    path = RESULTS / "processor.json"
+    before = json.loads(path.read_text()) if parts else {}
+    measured = {name: PARTS[name]() for name in parts or PARTS}
+    result = {name: measured.get(name, before.get(name)) for name in PARTS}
     write("processor", result)
+
+
+def batches() -> dict[str, dict[str, float]]:
+    """Median milliseconds until 256 rows, each with its own ban, are laid out on one core."""
+    rng, width, threads = random.Random(0), 151_936, torch.get_num_threads()
+    torch.set_num_threads(1)
+    out: dict[str, dict[str, float]] = {}
+    for size in (1, 1_000, 5_000):
+        args: list[dict[str, Any]] = [
+            {
+                "knockout_ids": sorted(rng.sample(range(width), size)), "knockout_seed": row,
+                "knockout_temperature": 0.6, "knockout_top_p": 0.95, "knockout_top_k": 20,
+            }
+            for row in range(256)
+        ]  # fmt: skip
+        times: dict[str, list[float]] = {}
+
+        def timed(name: str, run: Callable[[], Any], into: dict[str, list[float]] = times) -> Any:
+            start = time.perf_counter()
+            answer = run()
+            into.setdefault(name, []).append((time.perf_counter() - start) * 1000)
+            return answer
+
+        for _ in range(9):
+            rules = timed("requests read", lambda a=args: [rule_from_extra_args(one) for one in a])
+            timed("first batch", functools.partial(Batch, rules, width))
+            batch = timed("same rules again", functools.partial(Batch, rules, width))
+            mixed = rng.sample(rules, len(rules))
+            timed("rows in another order", functools.partial(batch.rearranged, mixed, width))
+        out[f"256 bans of {size} ids"] = {
+            name: round(statistics.median(values), 2) for name, values in times.items()
+        }
+        print(size, out[f"256 bans of {size} ids"])
+    torch.set_num_threads(threads)
+    return out
 
 
 def one_step() -> dict[str, float]:
@@ -148,6 +191,13 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
     while inner.has_unfinished_requests():
         produced += len(inner.step())
     return produced / (time.perf_counter() - clock)
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "batch_milliseconds": batches,
+    "step_seconds": one_step,
+    "engine": in_engine,
+}
 
 
 if __name__ == "__main__":

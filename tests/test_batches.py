@@ -53,7 +53,7 @@ def rules(draw: st.DrawFn, width: int, name: str) -> Rule | None:
         return None
     own = draw(st.one_of(st.none(), interventions(width)))
     if what == "plain":
-        return Rule(ban((1, width - 1)), None, 0, name)
+        return Rule(ban((draw(st.integers(0, width - 2)), width - 1)), None, 0, name)
     watch = tuple(draw(st.lists(interventions(width), max_size=4)))
     if own is not None and draw(st.booleans()):  # an extension of its own
         more = tuple(sorted({*own.token_ids, *draw(st.sets(st.integers(0, width - 2)))}))
@@ -93,7 +93,7 @@ def applied(
     return out, failures
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches())
 def test_a_row_is_what_it_is_alone(case: Any) -> None:
     found, logits, steps, closed, _ = case
@@ -116,7 +116,7 @@ def test_a_row_is_what_it_is_alone(case: Any) -> None:
         assert int(pick(raw[None], one, torch.tensor(steps[here]))) == token
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(batches())
 def test_rows_in_another_order_are_the_rows_of_a_new_batch(case: Any) -> None:
     found, logits, steps, closed, order = case

@@ -86,6 +86,8 @@ class Batch:
     ) -> Batch:
         """The batch of other rows: re-indexed where the same rules stand in another order.
 
+        This batch is used up: the new one takes its tensors over.
+
         Args:
             rules: As for a new batch.
             width: As for a new batch.
@@ -99,13 +101,15 @@ class Batch:
         if not same or coupled is None or plain is None:
             return Batch(rules, width, device)
         if self._plain is not None:
-            out._banned_rows = out._plain_rows[self._column(plain)].index_select(
-                0, self._plain.member
-            )
+            # Its members stay as they were laid out; only their rows are others.
+            out._plain_rules = self._plain_rules
+            out._plain_rows = out._plain_rows[self._column(plain)]
+            torch.index_select(out._plain_rows, 0, self._plain.member, out=self._banned_rows)
         to = self._column(coupled)
         source = to.argsort()
         out._settings, out._start = self._settings.take(source), self._start[source]
-        out._owned = self._owned and self._owned.rearranged(to)
+        if self._owned is not None:
+            self._owned.rearrange_(to)
         out._seen = self._seen and self._seen.rearranged(to)
         return out
 

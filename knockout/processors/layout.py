@@ -21,6 +21,7 @@ __all__ = ["Owned", "Seen", "owned", "seen"]
 _KINDS = {"ban": 0, "penalty": 1, "replace": 2}
 _PARTS = {"everywhere": 0, "thinking": 1, "answer": 2}
 _NEVER_ENDS = 2**62
+_AT_ONCE = 2**15
 
 # What one watch list means on top of one own intervention; see `_seen_of`.
 _seen_cache: dict[tuple[object, ...], _OneSeen] = {}
@@ -95,14 +96,12 @@ class Owned:
     replacement: Tensor | None
     replaced_scope: Scope | None
 
-    def rearranged(self, to: Tensor) -> Owned:
-        """The same where member m has become to[m]."""
-        replaced = self.replaced_member
-        return replace(
-            self,
-            member=to.index_select(0, self.member),
-            replaced_member=None if replaced is None else to.index_select(0, replaced),
-        )
+    def rearrange_(self, to: Tensor) -> None:
+        """Makes member m the member to[m], in place."""
+        for members in (self.member, self.replaced_member):
+            # Some at a time: fresh memory for all of them costs more than the look-up.
+            for some in () if members is None else torch.split(members, _AT_ONCE):
+                some.copy_(to.index_select(0, some))
 
 
 def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
