@@ -363,6 +363,34 @@ def test_shards_that_grew_join_to_the_whole_that_grew(
         assert totals(ledger).complete
 
 
+def test_shards_that_shrank_join_to_the_whole_that_shrank(folder: Path, tmp_path: Path) -> None:
+    fewer = SMALL | {"candidates": {"strings": ["w3", "w1"]}}
+    sweeps = {}
+    for name, change in (("small", SMALL), ("fewer", fewer)):
+        sweeps[name] = folder / f"{name}.yaml"
+        sweeps[name].write_text(
+            yaml.safe_dump(yaml.safe_load((folder / "sweep.yaml").read_text()) | change)
+        )
+    one, two, wide = tmp_path / "1", tmp_path / "2", tmp_path / "wide"
+    for k, out in enumerate((one, two), 1):
+        run_sweep(load_sweep(sweeps["small"]), out, shard=(k, 2))
+    shutil.copytree(two, wide)
+    for k, out in enumerate((one, two), 1):
+        run_sweep(load_sweep(sweeps["fewer"]), out, shard=(k, 2))
+    merge_runs([one, two], tmp_path / "both")
+    at_once = run(folder, tmp_path / "fewer", fewer)
+    assert content(tmp_path / "both") == content(at_once)
+    # What one part still asks for, the joined run asks for, and it owes nothing: both once asked it.
+    merge_runs([one, wide], tmp_path / "mixed")
+    whole = content(run(folder, tmp_path / "small", SMALL))
+    mixed = content(tmp_path / "mixed")
+    assert sorted(mixed.pop("plan"), key=repr) == sorted(whole.pop("plan"), key=repr)
+    assert mixed == whole
+    for name in ("both", "mixed"):
+        with Ledger.open(tmp_path / name / "run.db") as ledger:
+            assert totals(ledger).complete
+
+
 N_KILLS = 50
 
 
