@@ -194,6 +194,10 @@ def test_the_command_line_compares(tmp_path: Path, knockout: Command) -> None:
     b = a_run(tmp_path / "b", {"pillar": lost(0), "same": lost(3)})
     code, out, err = knockout("compare", a, b, "--out", tmp_path / "table.csv")
     assert code == 0, err
+    assert "sums: 1 same, 1 went away, 1 supported; paired over the 12 shared problems" in err
+    c = a_run(tmp_path / "c", {"pillar": lost(0)}, benchmark="other", first=100)
+    code, _, told = knockout("compare", a, c)
+    assert (code, "; not paired, 24 problems in all" in told) == (0, True)
     assert "went away (supported)" in out
     assert "strong_pillar → neutral" in out
     assert (tmp_path / "table.csv").read_text().startswith("benchmark,benchmark_b,candidate")

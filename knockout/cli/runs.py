@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from knockout.cli.common import Json, RunDirectory, print_json, print_pairs, print_table
 from knockout.config.libraries import quiet_libraries
 from knockout.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["compare", "merge", "parse_shard", "regrade"]
 
@@ -86,7 +89,18 @@ def compare(
     )  # fmt: skip
     for name, counts in agreement(frame).items():
         told = ", ".join(f"{n} {what}" for what, n in counts.items())
-        print(f"{name}: {told}", file=sys.stderr)
+        print(f"{name}: {told}; {_how(frame[frame['benchmark'] == name])}", file=sys.stderr)
+
+
+def _how(rows: pd.DataFrame) -> str:
+    """Whether the rows that have a difference were compared pair by pair, and on how many problems."""
+    tested = rows[rows["n_problems"] > 0]
+    told = []
+    for paired, text in ((True, "paired over the {} shared problems"),
+                         (False, "not paired, {} problems in all, as too few are shared")):  # fmt: skip
+        if len(part := tested[tested["paired"] == paired]):
+            told.append(text.format(int(part["n_problems"].max())))
+    return " and ".join(told) or "nothing tested"
 
 
 def regrade(
