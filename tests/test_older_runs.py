@@ -1,4 +1,4 @@
-"""A run that the first version made opens, resumes and is reported.
+"""A run that the first version made opens, resumes, extends and is reported.
 
 `data/first_version_run` was made by version 0.1.0 (commit b10f897) with the embedded model and the
 starter problems of this project, and interrupted with 5 of its 19 forks in the ledger.
@@ -6,6 +6,7 @@ starter problems of this project, and interrupted with 5 of its 19 forks in the 
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -91,3 +92,41 @@ def test_it_is_resumed_and_reported(old: Path) -> None:
 
     build_report(old, old / "report.html")
     assert (old / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+def test_it_grows_by_a_candidate_a_problem_and_a_seed(old: Path, tmp_path: Path) -> None:
+    """What it ends with is what one run made at once holds: knockouts, steps, grades, verdicts."""
+    more = (
+        "limit=5",
+        "seeds=4",
+        "candidates.strings=[' a', ' is', ' the']",
+        "engine.max_num_seqs=20",
+    )
+    kept = rows(old / "run.db", "generation", "benchmark, problem, seed, ids")
+    knockout.Sweep.load(old / "config.yaml", *more).run(old)
+    assert set(kept) <= set(rows(old / "run.db", "generation", "benchmark, problem, seed, ids"))
+    knockout.Sweep.load(FIXTURE / "config.yaml", *more).run(tmp_path / "once")
+    found = []
+    for run in (old, tmp_path / "once"):
+        with Ledger.open(run / "run.db") as ledger:
+            assert (totals(ledger).complete, totals(ledger).cells) == (True, 20)
+            assert list(faults(ledger)) == []
+            name = {n: candidate.name for n, candidate in enumerate(ledger.candidates)}
+            forks = ledger.query(
+                "SELECT problem, seed, candidate, step, n_tokens, correct FROM fork"
+            )
+        found.append(sorted((p, s, name[c], *rest) for p, s, c, *rest in forks))
+    assert found[0] == found[1]
+    columns = ["candidate", "delta", "ci_low", "ci_high", "p_value", "n_forked", "verdict_fdr"]
+    one, once = (
+        knockout.load_run(run).verdicts().sort_values("candidate", ignore_index=True)[columns]
+        for run in (old, tmp_path / "once")
+    )
+    assert one.equals(once)
+    summary = json.loads((old / "summary.json").read_text())
+    # Each old baseline was decoded again for the new candidate, and came out as version 0.1.0 made it.
+    assert (summary["replays"]["cells"], summary["replays"]["mismatches"]) == (12, 0)
+    assert summary["audited"] > 0
+    assert (summary["fork_errors"], summary["coupling_errors"]) == (0, 0)
