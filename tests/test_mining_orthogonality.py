@@ -77,6 +77,21 @@ def test_intervals_cover_the_truth() -> None:
     assert (hits / 400 < 0.99).all()
 
 
+def test_a_verdict_that_the_ledger_does_not_have_is_named() -> None:
+    joined = pd.DataFrame(
+        {
+            "benchmark": "b",
+            "candidate": ['" so"', '" thus"', '" hence"'],
+            "delta": [-0.1, 0.0, 0.1],
+            "verdict": "undetermined",
+            "frequency": [0.1, 0.2, 0.3],
+        }
+    )
+    moves = {"b": {'" so"': np.zeros(5), '" thus"': np.zeros(5)}}
+    with pytest.raises(UsageError, match=r'the verdicts name " hence" on b'):
+        orthogonality(joined, ["frequency"], moves=moves)
+
+
 def test_too_little_data_is_nan_and_not_zero() -> None:
     few, flat = np.arange(3.0), np.ones(10)
     assert np.isnan(spearman(few, few)).all()

@@ -27,10 +27,10 @@ _WATCHED = 40
 _HOT = Sampling(temperature=1e7)
 _SEED = 20240229
 _LENGTH = 5
-# Tokens that may come out otherwise when computed again (near ties under rounding) of those
-# compared; a model that decodes without its context is right by luck alone.
+# The share of compared tokens that may differ when they are computed again (near ties under
+# rounding); a model that decodes without its context is right by luck alone.
 _TRAJECTORIES = 4
-_MOST_OTHERWISE = 0.3
+_MOST_DIFFERING = 0.3
 
 
 def check_bans_hold(engine: Engine) -> None:
@@ -107,7 +107,7 @@ def _check_context(engine: Engine, prompt: tuple[int, ...]) -> None:
     for request in again:
         name, step = request.key.rsplit("-", 1)
         otherwise += int(fresh[request.key].tokens[-1] != found[name].tokens[int(step)])
-    if otherwise > max(1, _MOST_OTHERWISE * len(again)):
+    if otherwise > max(1, _MOST_DIFFERING * len(again)):
         raise _failed(
             engine,
             f"{otherwise} of {len(again)} decoded tokens differ from a fresh forward pass over the "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from knockout.errors import UsageError
+from knockout.errors import UsageError, shortened
 from knockout.mining.shared_noise import Moves, noise_factors
 
 if TYPE_CHECKING:
@@ -305,10 +305,13 @@ def orthogonality(
     Returns:
         A row per benchmark and score: `benchmark`, `score`, `n` (candidates with that score),
         `n_pillars`, `noise_factor` (by which the correlations' intervals are wider than
-        those of independent candidates; NaN where unknown); for `spearman` and `kendall` (with `harm`: positive where tokens of a high
-        score are the ones whose ban hurts) and `auc` (of pillars against the
-        rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
+        those of independent candidates; NaN if unknown); for `spearman` and `kendall` (with
+        `harm`: positive if the ban of tokens with a high score hurts) and `auc` (of pillars
+        against the rest) the value, `_low`, `_high`, `_p` and `_p_adjusted` (Benjamini-Hochberg over all rows).
         NaN if there is too little to say it, for example no pillar.
+
+    Raises:
+        UsageError: A candidate of the verdicts is not in `moves`.
     """
     import pandas as pd
 
@@ -330,7 +333,13 @@ def orthogonality(
             }
             factor, of_area, own = 1.0, 1.0, (moves or {}).get(str(benchmark))
             if own is not None:
-                shared = [own[str(one)] for one in part["candidate"][known]]
+                chosen = part["candidate"][known].astype(str)
+                if lacking := sorted(set(chosen) - set(own)):
+                    raise UsageError(
+                        f"the verdicts name {shortened(', '.join(lacking))} on {benchmark}, which the run's "
+                        "ledger does not have; make the verdicts anew with `knockout verdicts`"
+                    )
+                shared = [own[one] for one in chosen]
                 factor, of_area = noise_factors(score[known], shared, row["n_pillars"])
                 row["noise_factor"] = factor
             for label, found in (

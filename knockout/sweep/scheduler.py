@@ -42,7 +42,7 @@ from knockout.sweep.jobs import (
 from knockout.sweep.owed import Owed, Plan, Round, audit_mask, owed
 from knockout.tokens.thinking import response_text
 
-__all__ = ["Grader", "Scheduler"]
+__all__ = ["GradingPool", "Scheduler"]
 
 log = logging.getLogger("knockout")
 
@@ -57,7 +57,7 @@ _LOOKAHEAD = 8
 _MOST_GRADING = 4096
 
 
-class Grader(Protocol):
+class GradingPool(Protocol):
     """Grades beside generation; see `knockout.grading`."""
 
     @property
@@ -91,7 +91,7 @@ class Scheduler:
         plan: Plan,
         ledger: Ledger,
         engine: Engine,
-        grader: Grader,
+        grader: GradingPool,
         tokenizer: Any,
         max_num_seqs: int,
         observe: Callable[[Snapshot], None] = lambda _: None,

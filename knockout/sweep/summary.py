@@ -100,8 +100,8 @@ def replays(ledger: Ledger) -> dict[str, int]:
     """Baselines that were decoded again, to see where candidates that came later diverge.
 
     Returns:
-        `cells`: how many; `tokens`: of them; `mismatches`: those that came out otherwise, so that
-        the cell was done anew.
+        `cells`: how many; `tokens`: of them; `mismatches`: those that differed from the stored
+        tokens, so that the cell was done anew.
     """
     return {"cells": 0, "tokens": 0, "mismatches": 0} | dict(ledger.meta_json("replays", {}))
 
@@ -126,7 +126,7 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     if state.coupling_errors > _MOST_COUPLING_ERRORS * state.steps_checked:
         found.append(
             f"{state.coupling_errors} of {state.steps_checked} forks begin with the baseline's own "
-            "token: its logits came out otherwise when computed again. float32, or an engine that "
+            "token: its logits differ when they are computed again. float32, or an engine that "
             "does not depend on the batch, helps"
         )
     if state.fork_errors > _MOST_FORK_ERRORS * state.audited:
@@ -138,7 +138,7 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     if state.unfinished > _MOST_UNFINISHED * generated:
         found.append(
             f"{state.unfinished} of {generated} trajectories ran into max_tokens; one that "
-            "holds no answer by then counts as wrong"
+            "contains no answer by then counts as wrong"
         )
     if state.unasked:
         found.append(
@@ -147,8 +147,8 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
         )
     if wrong := replays(ledger)["mismatches"]:
         found.append(
-            f"{wrong} baselines came out otherwise when they were decoded again for new "
-            "candidates; those cells were done anew. float32, or an engine that does not depend on "
+            f"{wrong} baselines differed from their stored tokens when they were decoded again for "
+            "new candidates; those cells were done anew. float32, or an engine that does not depend on "
             "the batch, helps"
         )
     if (n := looks(ledger)) > 1 and sweep.adaptive is None:
