@@ -61,6 +61,7 @@ def race_plan() -> Plan:
             *(Candidate(f"w{i}", ban((i,)), (f'"w{i}"',)) for i in (8, 1, 2, 3, 4, 22, 52, 55)),
             *plan.candidates[-2:],
         ),
+        asked=(),
         audit=0.1,
     )
 

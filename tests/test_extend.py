@@ -68,7 +68,9 @@ def content(out: Path) -> dict[str, list[tuple[Any, ...]]]:
             rows[table] = []
             for values in ledger.query(f"SELECT * FROM {table}"):
                 row = dict(zip(columns, values, strict=True))
-                row.pop("crc")
+                # A pair that is asked for later leaves the baseline, not its member's fork.
+                for column in ("crc", "parent", "shared", "watched"):
+                    row.pop(column, None)
                 b, p, s = row["benchmark"], row.pop("problem"), row["seed"]
                 if b not in limits or p >= limits[b] or s >= ledger.benchmarks[b].n_seeds:
                     continue

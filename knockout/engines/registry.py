@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from knockout.engines.base import Engine
 from knockout.registry import Registry
+
+if TYPE_CHECKING:
+    from knockout.engines.base import Engine
 
 __all__ = ["Opener", "engine_kind", "engine_kinds", "find_engine"]
 
-Opener = Callable[[str, dict[str, Any]], Engine]
+Opener = Callable[[str, dict[str, Any]], "Engine"]
 """Starts an engine: the model's folder or name, and the settings that were given.
 
 The settings are those of the sweep's `engine` section that differ from their defaults, with
