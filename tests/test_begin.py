@@ -163,7 +163,8 @@ def test_a_signal_before_the_engine_is_up_ends_a_run_resumably(tmp_path: Path) -
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, told
+    # Inside a text that it executes Python notes an interrupt, and ends by SIGINT: 130 in a shell.
+    assert process.returncode in (130, -signal.SIGINT), told
     assert told.startswith("knockout: stopped"), told
     assert "Traceback" not in told
     with Ledger.open(out / "run.db") as ledger:
