@@ -220,7 +220,7 @@ class TestSeveralServers:
         with (
             Proxy(world.server, lambda body: body.pop("vllm_xargs", None)) as bare,
             pytest.raises(
-                KnockoutError, match=r"was banned and came out.*--logits-processors knock"
+                KnockoutError, match=r"does not say which interventions.*--logits-processors knock"
             ),
         ):
             ServerEngine("smollm2-135m", urls=[bare.url])
