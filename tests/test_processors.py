@@ -302,6 +302,19 @@ def test_v1_follows_its_batch(vllm: Any) -> None:
     v1.check()
 
 
+def test_v1_lets_rows_of_others_join_and_leave(vllm: Any) -> None:
+    # vLLM does not say that anything has changed if no row of ours does.
+    v1 = V1(vllm)
+    v1.update({0: (coupled((1,)), 3, []), 1: (coupled((2,)), 3, [])})
+    v1.check()
+    v1.update({2: (None, 2, [])})
+    v1.check()
+    v1.update({3: (None, 5, [])})
+    v1.check()
+    v1.update(removed=(2, 3))
+    v1.check()
+
+
 def test_v1_placeholders_of_asynchronous_scheduling_count_as_tokens(vllm: Any) -> None:
     raw = torch.randn(1, V)
     rows = []

@@ -76,7 +76,6 @@ class Batch:
         self.coupled = [n for n, rule in enumerate(rules) if rule is not None and rule.coupled]
         self.coupled_rows = self._column(self.coupled)
         self.rules = [rule for rule in rules if rule is not None and rule.coupled]
-        self._whole = len(self.coupled) == len(rules)
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -156,7 +155,9 @@ class Batch:
             ban_(logits, self._banned_rows, self._plain.token)
         if not self.coupled:
             return self.coupled_rows, None
-        part = logits if self._whole else logits[self.coupled_rows]
+        # Not decided when the batch is laid out: rows of no concern to us come and go without a word.
+        whole = len(self.coupled) == logits.shape[0]
+        part = logits if whole else logits[self.coupled_rows]
         if self.by_part and closed is None:
             raise ValueError("an intervention acts in a part of the text, and nobody says which")
         steps, found = _Steps(positions - self._start, closed if self.by_part else None), self._seen
