@@ -40,6 +40,7 @@ from knockout.sweep.jobs import (
     first_difference,
 )
 from knockout.sweep.owed import Owed, Plan, Round, audit_mask, owed
+from knockout.sweep.pairs import Pairs, Whole
 from knockout.tokens.thinking import response_text
 
 __all__ = ["GradingPool", "Scheduler"]
@@ -115,11 +116,7 @@ class Scheduler:
         self._standing = Standing([c.name for c in plan.candidates])
         # One tuple for all baselines, so that an engine reads it once.
         self._watch = tuple(c.intervention for c in plan.candidates)
-        place = {c.name: n for n, c in enumerate(plan.candidates)}
-        self._members = {
-            n: tuple(place[name] for name in c.members if name in place)
-            for n, c in enumerate(plan.candidates)
-        }
+        self._pairs = Pairs(plan, ledger)
         self._checks: dict[CellKey, tuple[int, int]] = {}
         self._ban_texts = [
             [tokenizer.decode([t]) for t in c.token_ids if t < len(tokenizer)]
@@ -226,8 +223,7 @@ class Scheduler:
         if not baseline:
             own = self.plan.candidates[job.candidate].intervention
         if job.kind == "fork":
-            pairs = job.cell.pairs.get(job.candidate, ())
-            watch = tuple(self.plan.candidates[c].intervention for c in pairs)
+            watch = self._pairs.watched(job)
         request = Request(
             key=job.key,
             prompt=problem.prompt,
@@ -339,68 +335,21 @@ class Scheduler:
             self._ready.append(Job(cell, "audit", c, 0, cell.tokens))
 
     def _ready_forks(self, cell: Cell, forks: Sequence[int]) -> None:
-        """Makes forks ready, but a pair that leaves the baseline with a member waits for its fork.
+        for one in self._pairs.ready(cell, forks):
+            if isinstance(one, Job):
+                self._ready.append(one)
+            else:
+                self._inherit(cell, one)
 
-        From there on the pair is its member's fork, up to the first step at which the other member
-        matters too.
-        """
-        alone = set(forks)
-        if self.plan.strategy == "fork":
-            for c in forks:
-                step = cell.steps[c]
-                member = next(
-                    (m for m in self._members[c] if m in alone and cell.steps[m] == step), None
-                )
-                if member is not None:
-                    cell.pairs[member] = (*cell.pairs.get(member, ()), c)
-            alone.difference_update(*cell.pairs.values())
-        later = self._from_finished(cell, sorted(alone))
-        self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in sorted(alone - later))
-
-    def _from_finished(self, cell: Cell, forks: Sequence[int]) -> set[int]:
-        """Continues pairs whose member's fork an earlier session finished; returns those pairs."""
-        done: set[int] = set()
-        if not cell.written or not any(self._members[c] for c in forks):
-            return done
-        for row in self.ledger.fork_rows(cell.key):
-            for c in sorted(set(row.watched) & set(forks)):
-                done.add(c)
-                whole = np.concatenate([cell.tokens[: row.step], row.tokens])
-                if row.watched[c] == INHERITED:
-                    self._inherit(cell, c, row, whole)
-                else:
-                    self._ready.append(self._child(cell, c, row.candidate, whole, row.watched[c]))
-        return done
-
-    def _child(
-        self, cell: Cell, pair: int, parent: int, tokens: NDArray[np.int32], step: int
-    ) -> Job:
-        return Job(
-            cell, "fork", pair, int(cell.steps[pair]), parent=parent, prefix=tokens[:step]
-        )  # fmt: skip
-
-    def _pairs_of(self, job: Job, done: Completion) -> None:
-        """What becomes of the pairs that waited for a fork."""
-        cell, pairs = job.cell, job.cell.pairs.get(job.candidate, ())
-        if done.finish == "error" or done.changes is None:
-            self._ready.extend(Job(cell, "fork", c, int(cell.steps[c])) for c in pairs)
-            cell.pairs.pop(job.candidate, None)
-            return
-        steps = dict(zip(pairs, done.changes.tolist(), strict=True))
-        for c, step in steps.items():
-            if step >= 0:
-                self._ready.append(self._child(cell, c, job.candidate, done.tokens, step))
-        cell.left[job.candidate] = steps
-
-    def _inherit(self, cell: Cell, pair: int, parent: ForkRow, tokens: NDArray[np.int32]) -> None:
+    def _inherit(self, cell: Cell, whole: Whole) -> None:
         """Writes a pair that is its member's fork to the end."""
         row = replace(
-            parent, candidate=pair, parent=parent.candidate, shared=len(tokens), watched={},
-            respelled=self._respelled(cell.key, pair, tokens),
+            whole.fork, candidate=whole.pair, parent=whole.fork.candidate, shared=len(whole.tokens),
+            watched={}, respelled=self._respelled(cell.key, whole.pair, whole.tokens),
         )  # fmt: skip
         self._write(cell, row)
-        if cell.audited[pair]:
-            self._ready.append(Job(cell, "audit", pair, 0, tokens))
+        if cell.audited[whole.pair]:
+            self._ready.append(Job(cell, "audit", whole.pair, 0, whole.tokens))
 
     def _from_scratch(self) -> Divergences:
         n = len(self._watch)
@@ -414,8 +363,7 @@ class Scheduler:
         return Divergences(done.changes, done.early)
 
     def _fork(self, job: Job, done: Completion) -> None:
-        if job.candidate in job.cell.pairs:
-            self._pairs_of(job, done)
+        self._ready.extend(self._pairs.left(job, done))
         if done.finish == "error":
             row = ForkRow(
                 job.cell.key, job.candidate, job.step, done.tokens[job.step :],
@@ -474,7 +422,7 @@ class Scheduler:
             self._write(cell, row)
             for pair, step in row.watched.items():
                 if step == INHERITED:
-                    self._inherit(cell, pair, row, done.tokens)
+                    self._inherit(cell, Whole(pair, row, done.tokens))
             return
         assert cell.early is not None
         self._cells.append(
