@@ -154,6 +154,7 @@ def test_an_engine_of_a_package_runs_a_sweep(tmp_path: Path) -> None:
 
 def test_a_kind_of_engine_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(
-        UsageError, match=r"engine.kind 'plane'; expected one of vllm, transformers"
+        UsageError,
+        match=r"engine.kind: found 'plane'; expected one of auto, ray, vllm, transformers",
     ):
         choose_kind("plane")

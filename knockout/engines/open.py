@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knockout.engines.registry import engine_kind, find_engine
+from knockout.engines.registry import engine_kind, engine_kinds, find_engine
 from knockout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def choose_kind(kind: str = "auto") -> str:
     """
     if kind in ("auto", "ray"):
         return "vllm" if importlib.util.find_spec("vllm") is not None else "transformers"
-    find_engine(kind)
+    if kind not in engine_kinds():
+        known = ", ".join(("auto", "ray", *engine_kinds()))
+        raise UsageError(f"engine.kind: found {kind!r}; expected one of {known}")
     return kind
 
 
