@@ -224,12 +224,16 @@ def test_v2_re_indexes_slots_in_another_order(monkeypatch: pytest.MonkeyPatch) -
     vllm = pytest.importorskip("vllm")
     from knockout.processors.vllm import KnockoutProcessor
 
-    laid, processor = Laid(monkeypatch), KnockoutProcessor(CONFIG, SimpleNamespace(max_num_reqs=8))
-    for row in range(4):
-        processor.add_request(row, params_of(vllm, row))
+    def processor_with(requests: dict[int, int]) -> KnockoutProcessor:
+        made = KnockoutProcessor(CONFIG, SimpleNamespace(max_num_reqs=8))
+        for slot, which in requests.items():
+            made.add_request(slot, params_of(vllm, which))
+        return made
+
+    laid, processor = Laid(monkeypatch), processor_with({row: row for row in range(4)})
     logits = torch.randn(4, 40)
 
-    def step(slots: list[int]) -> torch.Tensor:
+    def step(slots: list[int], processor: KnockoutProcessor = processor) -> torch.Tensor:
         mapping = np.array(slots, dtype=np.int32)
         context = SimpleNamespace(idx_mapping_np=mapping, pos=torch.full((len(slots),), 2))
         return processor.apply(logits[slots], context)
@@ -240,5 +244,6 @@ def test_v2_re_indexes_slots_in_another_order(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(step([3, 0]), before[[3, 0]])
     assert laid.times == 2
     processor.add_request(3, params_of(vllm, 5))
-    assert not torch.equal(step([0, 3]), before[[0, 3]])
+    changed = step([0, 3])
     assert laid.times == 3
+    assert torch.equal(changed, step([0, 3], processor_with({0: 0, 3: 5})))
