@@ -268,7 +268,7 @@ def main(*arguments: str) -> None:
             ("a tenth of the engines half as fast", Setting(n, slow=0.1)),
             ("each engine dies once in five days", Setting(n, deaths_per_day=0.2)),
         ]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, setting in cases:
         began = time.perf_counter()
         row = {"case": name, "engines": setting.engines}

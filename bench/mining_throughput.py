@@ -1,6 +1,6 @@
 """What scoring costs beyond the forward passes of teacher and student.
 
-    python bench/mining_throughput.py --repeats 3
+    python -m bench mining_throughput
 
 Both sides run the same padded batches of the same texts through two copies of a model, up to the
 logits of the scored positions; scoring adds softmax, KL, entropy, top-k and the ratio.
@@ -9,29 +9,29 @@ logits of the scored positions; scoring adds softmax, KL, entropy, top-k and the
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.machine import write
 from knockout.mining.forward import ScoringModel, length_batches, score_sequences
 from knockout.tokens.checkpoint import resolve_model
 
 
-def main() -> None:
-    """Measures and prints one JSON line."""
+def main(*arguments: str) -> None:
+    """Measures, and writes bench/results/mining_throughput.json."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--sequences", type=int, default=12)
+    parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     torch.set_num_threads(args.threads)
     folder = resolve_model(args.model)
@@ -76,19 +76,11 @@ def main() -> None:
             times[name].append(clock() - start)
     best = {name: min(values) for name, values in times.items()}
     positions = sum(len(r) for r in responses)
-    print(
-        json.dumps(
-            {
-                "positions": positions,
-                "bare_s": round(best["bare"], 3),
-                "scored_s": round(best["scored"], 3),
-                "overhead": round(best["scored"] / best["bare"] - 1, 4),
-                "positions_per_s": round(positions / best["scored"], 1),
-                **{k: v for k, v in vars(args).items() if k not in ("sequences", "tokens")},
-            }
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()
+    found = {
+        "positions": positions,
+        "bare_s": round(best["bare"], 3),
+        "scored_s": round(best["scored"], 3),
+        "overhead": round(best["scored"] / best["bare"] - 1, 4),
+        "positions_per_s": round(positions / best["scored"], 1),
+    }
+    write("mining_throughput", found | vars(args))

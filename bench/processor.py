@@ -1,6 +1,7 @@
 """What our pick costs: tokens/s beside the engine's own sampler, and the time of one step.
 
-    python -m bench processor         # or one part of it: batch_milliseconds, step_seconds, engine
+    python -m bench processor
+    python -m bench processor batch_milliseconds    # one part, only printed; also step_seconds, engine
 
 All arms run in one engine, in turn, several times, so that a drifting machine hits them alike;
 the ratios are medians over rounds. Prefill is not counted: a round's clock starts when every
@@ -19,8 +20,9 @@ from typing import Any
 
 import torch
 
-from bench.machine import RESULTS, write
+from bench.machine import write
 from knockout.engines.base import Request
+from knockout.method.interventions import ban
 from knockout.method.sampling import Rows, Sampling, pick
 from knockout.processors.batch import Batch
 from knockout.processors.rules import rule_from_extra_args
@@ -38,12 +40,12 @@ PROMPTS = (
 
 
 def main(*parts: str) -> None:
-    """Measures all parts, or some, and writes bench/results/processor.json."""
-    path = RESULTS / "processor.json"
-    before = json.loads(path.read_text()) if parts else {}
+    """Measures all parts and writes bench/results/processor.json; single parts are only printed."""
     measured = {name: PARTS[name]() for name in parts or PARTS}
-    result = {name: measured.get(name, before.get(name)) for name in PARTS}
-    write("processor", result)
+    if parts:
+        print(json.dumps(measured, indent=1))
+    else:
+        write("processor", measured)
 
 
 def batches() -> dict[str, dict[str, float]]:
@@ -167,7 +169,7 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
                 seed=i,
                 sampling=SAMPLING,
                 max_tokens=TOKENS,
-                banned=banned,
+                intervention=ban(banned) if banned else None,
             )
             params = SamplingParams(
                 temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False,

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
+from bench.orthogonality import frequencies, null_run, rows_of
 from knockout.errors import UsageError
 from knockout.mining.orthogonality import (
     SCORES,
@@ -156,26 +157,16 @@ def test_on_noise_alone_no_score_predicts(measure: str) -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason="published lists are not here")
 @pytest.mark.parametrize("listed", ["rocks", "both"])
 def test_a_shared_baseline_makes_no_score_predict(listed: str) -> None:
-    """As above, but all candidates leave the same baseline: without the factor, 35 to 46 %."""
-    published = pd.read_csv(DATA / "rock_vs_control_qwen3_4b.csv")
-    frequency = published["rock_freq"].to_numpy(dtype=float)
-    if listed == "both":
-        frequency = np.r_[frequency, published["ctrl_freq"]].astype(float)
-    chance = 1 - np.exp(-frequency / 500)
+    """As above, but all candidates leave the same baseline: without the factor, a third and more."""
+    frequency = frequencies(listed)
     rng = np.random.default_rng(3)
     wrong, naive, repeats = 0, 0, 200
     for _ in range(repeats):
-        solves = rng.beta(0.5, 0.5, 500)[:, None]
-        baseline = rng.random((500, 3)) < solves
-        forked = rng.random((len(chance), 500, 3), dtype=np.float32) < chance[:, None, None]
-        again = rng.random(forked.shape, dtype=np.float32) < solves
-        d = (np.where(forked, again, baseline).astype(int) - baseline).mean(axis=2)
-        error = np.sqrt(np.square(d).sum(axis=1))
-        z = np.divide(d.sum(axis=1), error, out=np.zeros(len(d)), where=error > 0)
-        rows = pd.DataFrame({"delta": d.mean(axis=1), "p_value": 2 * norm.sf(np.abs(z))})
-        factor, _ = noise_factors(frequency, list(d), draws=300)
-        wrong += spearman(frequency, harm(rows), factor=factor).p_value < 0.05
-        naive += spearman(frequency, harm(rows)).p_value < 0.05
+        moves = null_run(rng, frequency)
+        hurt = harm(rows_of(moves))
+        factor, _ = noise_factors(frequency, list(moves), draws=300)
+        wrong += spearman(frequency, hurt, factor=factor).p_value < 0.05
+        naive += spearman(frequency, hurt).p_value < 0.05
     assert 0.01 <= wrong / repeats <= 0.09  # 0.05 ± 2.6 standard errors of 200 draws
     assert naive / repeats > 0.25
 

@@ -14,7 +14,7 @@ CLAIMS: tuple[tuple[str, str, Callable[[Frame], float], str, float], ...] = (
     # what is claimed, its file, the number, how it compares, the limit
     ("False positives of one candidate at .05", "coverage", lambda f: f[f.effect == 0].rejected.max(), "≤", 0.07),
     ("Coverage of the 95 % interval, worst setting", "coverage", lambda f: f.coverage.min(), "≥", 0.93),
-    ("Coverage of the 95 % interval, 5 % quantile of settings", "coverage", lambda f: f.coverage.quantile(0.05), "≥", 0.945),
+    ("Coverage of the 95 % interval, 5 % quantile of settings", "coverage", lambda f: float(f.coverage.quantile(0.05)), "≥", 0.945),
     ("Intervals that exclude 0 where p ≥ .05, or hold it where p < .05", "coverage", lambda f: float(f.disagree_with_p.sum()), "≤", 0),
     ("Coverage at a Δ that few problems carry", "equivalence", lambda f: f.coverage.min(), "≥", 0.94),
     ("False equivalence of a Δ at the margin that few problems carry", "equivalence", lambda f: f.called_equivalent.max(), "≤", 0.055),

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.calibration.generators import MODELS, decided, rare_losses, strongly_skewed
 from knockout.stats.interval import equivalence_interval, mean_interval
-from knockout.stats.paired import tally_cells, tally_problems
+from knockout.stats.paired import Pairs, tally_cells, tally_problems
 from knockout.stats.power import plan_mde, seed_correlation
 from knockout.stats.sequential import bounded_p
 from knockout.stats.signflip import signflip_p
@@ -81,9 +81,10 @@ def power(runs: int) -> Iterator[Row]:
                 rng = np.random.default_rng([n, seeds, int(100 * rate), int(lean)])
                 idle = decided(rng, max(200_000 // (n * seeds), 50), n, seeds, rate, 0.0, lean)
                 share = float((idle.won + idle.lost).mean() / seeds)
-                together = type(idle)(
-                    *(x.reshape(1, -1) for x in (idle.n, idle.won, idle.lost, idle.base)), seeds
+                n_pairs, won, lost, base = (
+                    x.reshape(1, -1) for x in (idle.n, idle.won, idle.lost, idle.base)
                 )
+                together = Pairs(n_pairs, won, lost, base, seeds)
                 agree = float(seed_correlation(together)[0])
                 for m in (1, 200):
                     loss = float(plan_mde(n, [seeds], share=share, correlation=agree, m=m)[0])

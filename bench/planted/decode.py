@@ -203,8 +203,8 @@ def decode(
                 fork_tokens[c, i], knockout_tokens[c, i] = step + 1 - int(born[row]), step + 1
         if parents:
             cache = _grown(cache, len(dead), len(index))
-            new = slice(len(dead), len(dead) + len(index))
-            cache[:, :, new, :, : start + step] = cache[:, :, index, :, : start + step]
+            added = slice(len(dead), len(dead) + len(index))
+            cache[:, :, added, :, : start + step] = cache[:, :, index, :, : start + step]
             dead = torch.cat([dead, torch.zeros(len(index), dtype=torch.bool)])
         dead |= over
         stay = torch.nonzero(~dead)[:, 0]
