@@ -365,7 +365,7 @@ def test_an_engine_is_chosen_by_name(folders: Callable[[str], Path]) -> None:
     assert engine.info.max_model_len == 256
     engine.close()
     engine.close()
-    with pytest.raises(UsageError, match=r"engine\.kind 'sglang'"):
+    with pytest.raises(UsageError, match=r"engine\.kind: found 'sglang'"):
         open_engine(folder, kind="sglang")
     with pytest.raises(UsageError, match="tensor_parallel_size: only vLLM"):
         open_engine(folder, kind="transformers", tensor_parallel_size=2)
