@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["KnockoutError", "UsageError", "shortened", "shown"]
+__all__ = ["KnockoutError", "UsageError", "counted", "shortened", "shown"]
 
 
 class KnockoutError(Exception):
@@ -18,6 +18,11 @@ class UsageError(KnockoutError):
     """The request itself was wrong: a bad key, an id outside the vocabulary, a missing file."""
 
     exit_code = 2
+
+
+def counted(n: int, noun: str) -> str:
+    """A number with its noun: "1 candidate", "1,131 problems"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def shortened(text: str, most: int = 120) -> str:

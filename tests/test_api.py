@@ -173,6 +173,8 @@ class TestLists:
         for wrong in ({"verdicts": "pillar"}, {"evidence": ["none"]}, {"format": "xml"}):
             with pytest.raises(UsageError, match="expected one of"):
                 run.export(**wrong)
+        with pytest.raises(UsageError, match="say how many with top"):
+            run.export(by="p_value")
 
     def test_a_confirmation_splits_and_runs(self, tmp_path: Path) -> None:
         run = knockout.load_run(small_run())

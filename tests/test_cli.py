@@ -285,8 +285,7 @@ def test_export_by_scores(finished: Path, tmp_path: Path, knockout: Command) -> 
     for given, told in [
         (("--scores", scores, "--top", 2), "no column 'delta'; it has token_id, kl, text"),
         (("--scores", scores, "--top", 2, "--by", "text"), "expected numbers in text"),
-        (("--scores", scores, "--by", "kl"), "--top N"),
-        (("--by", "kl"), "--top N"),
+        (("--scores", scores, "--by", "kl"), "say how many with top"),
         (("--by", "kl", "--top", 2), "found 'kl' to rank by"),
         (("--scores", tmp_path / "none.csv", "--top", 2, "--by", "kl"), "none.csv"),
         (("--top", 0), "--top"),
@@ -309,7 +308,7 @@ def test_export_of_a_freeze_list(finished: Path, tmp_path: Path, knockout: Comma
     assert f"{len(wanted)} of 3 rocks; left out: {2 - len(wanted)} pillar" in errors
     assert "1 not tested" in errors
     code, out, errors = knockout(*given, "--verdict", "neutral")
-    assert (code, "--freeze-list chooses by verdict itself" in errors) == (2, True)
+    assert (code, "a freeze list chooses by verdict itself" in errors) == (2, True)
     code, out, errors = knockout(*given, "--column", "ours")
     assert (code, "no column 'ours'; it has rock_id, mine" in errors) == (2, True)
 
@@ -322,7 +321,7 @@ def test_export_of_a_freeze_list(finished: Path, tmp_path: Path, knockout: Comma
         (["frobnicate"], "frobnicate"),
         (["status", "nowhere"], "no run here"),
         (["export", "nowhere", "--format", "xml"], "--format: found 'xml'"),
-        (["export", "nowhere", "--verdict", "good"], "--verdict: found 'good'"),
+        (["export", "nowhere", "--verdict", "good"], "verdicts: found 'good'"),
         (["verdicts", "nowhere", "--rule", "x"], "--rule: found 'x'"),
         (["verdicts", "nowhere", "--alpha", "2"], "--alpha: found 2"),
         (["candidates", "none.json", "--model", "./no-model"], "no-model"),

@@ -33,6 +33,9 @@ def test_findings_are_named_with_the_interval_of_the_rule() -> None:
         "2 candidates by rule fdr at 0.05: 1 pillar: all digits −.4 [−.6, −.2]; no stumbling block"
     )
     assert "[−.5, −.3]" in said(rows, "nominal").headline
+    # The table shows the plain interval: that the headline's is wider must be explained there.
+    assert "false coverage rate 0.05" in said(rows).context[0]
+    assert not any("false coverage" in line for line in said(rows, "nominal").context)
 
 
 def test_pooled_rows_speak_for_all_benchmarks() -> None:
@@ -44,7 +47,7 @@ def test_luck_and_controls_stand_beside_the_count() -> None:
     luck = {"maths": {"observed": 3, "mean": 0.5, "quantile_95": 2}}
     rows = [row("a", -0.3, "strong_pillar"), row("b", 0.0, group="control")]
     context = " ".join(said(rows, luck=luck).context)
-    assert "0 of 1 rows of controls were called" in context
+    assert "0 of 1 control row called" in context
     assert "3 rows would be called; luck alone brings 0.5 on average" in context
 
 
@@ -55,7 +58,7 @@ def test_the_next_step_depends_on_what_is_missing() -> None:
         "`knockout confirm runs/x` measures the findings again on fresh seeds",
     )
     (step,) = said([row("a", 0.0), row("b", 0.02)]).next_steps
-    assert "2 of 2 rows are undetermined" in step
+    assert "2 of 2 rows undetermined" in step
     assert "margin of 0.09" in step
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knockout.errors import UsageError
+from knockout.errors import UsageError, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ def mine(
     columns = ["rank", "rock_id", "rock_token", "rock_freq", "rock_mean_kl", config.list.by]
     _print(rocks[list(dict.fromkeys(c for c in columns if c in rocks))].head(_SHOWN))
     typer.echo(
-        f"{len(rocks)} types in {config.out / 'rocks.csv'}; their controls in "
+        f"{counted(len(rocks), 'type')} in {config.out / 'rocks.csv'}; their controls in "
         f"{config.out / 'controls.csv'}"
     )
 

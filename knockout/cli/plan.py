@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knockout.cli.common import Limit, Overrides, Sets, all_sets
-from knockout.errors import UsageError
+from knockout.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from knockout.sweep.plan import Forecast
@@ -100,7 +100,7 @@ def _show(found: Forecast) -> None:
     from knockout.sweep.plan import SEEDS
 
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    cost = Table(title=f"Cost of {found.n_candidates} candidates", title_justify="left")
+    cost = Table(title=f"Cost of {counted(found.n_candidates, 'candidate')}", title_justify="left")
     cost.add_column("benchmark")
     for name in ("problems", "seeds", "cells", "length", "forks", "tokens", "naively", "from"):
         cost.add_column(name, justify="right", no_wrap=True)

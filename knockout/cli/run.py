@@ -26,7 +26,7 @@ from knockout.cli.common import (
 )
 from knockout.cli.lm_eval import export_lm_eval
 from knockout.config.libraries import quiet_libraries
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError, UsageError, counted
 
 __all__ = ["demo", "export", "run", "show_verdicts", "status", "sweep_of", "verdicts"]
 
@@ -152,7 +152,7 @@ def status(
             "benchmarks": ", ".join(summary["benchmarks"]),
             "candidates": f"{summary['n_candidates']} and {summary['n_controls']} controls",
             "cells": f"{summary['cells_done']} of {summary['n_cells']}",
-            "failed": f"{summary['cells_failed']} cells, {summary['forks_failed']} forks",
+            "failed": f"{counted(summary['cells_failed'], 'cell')}, {counted(summary['forks_failed'], 'fork')}",
             "forks": f"{summary['forks']}, {summary['forks_owed']} owed",
             "inherited": summary["inherited"],
             "tokens": f"{summary['tokens_generated']} generated; {summary['tokens_naive']} naively",
@@ -307,20 +307,6 @@ def export(
     if kind == "lm-eval":
         export_lm_eval(directory, out)
         return
-    one_of("--group", group, ("candidate", "control"))
-    one_of("--across", across, ("overall", "any", "all"))
-    from knockout.verdicts.rules import rule_names
-
-    if rule is not None:
-        one_of("--rule", rule, rule_names())
-    for wanted in verdict or []:
-        one_of("--verdict", wanted, ("strong_pillar", "strong_stumbling_block", "neutral"))
-    for wanted in evidence or []:
-        one_of("--evidence", wanted, ("effect", "equivalent", "undetermined"))
-    if rocks is not None and (verdict or evidence):
-        raise UsageError("--freeze-list chooses by verdict itself; leave --verdict and --evidence")
-    if top is None and (scores is not None or by != "delta"):
-        raise UsageError("--by and --scores rank for --top; say how many with --top N")
     from knockout.sweep.lists import choose, describe
     from knockout.verdicts.export import render, write
 
@@ -350,7 +336,7 @@ def export(
         sys.stdout.write(render(chosen.rows, kind, about))  # type: ignore[arg-type]
     else:
         write(chosen.rows, kind, out, about)  # type: ignore[arg-type]
-        print(f"{len(chosen.rows)} candidates in {out}", file=sys.stderr)
+        print(f"{counted(len(chosen.rows), 'candidate')} in {out}", file=sys.stderr)
 
 
 def sweep_of(directory: Path) -> Any:

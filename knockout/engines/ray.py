@@ -21,7 +21,7 @@ from knockout.engines.base import Completion, Engine, EngineInfo, Request
 from knockout.engines.dispatch import Dispatch, Limits
 from knockout.engines.ray_cluster import engines_that_fit, join, last_words, place, release
 from knockout.engines.trajectory import check_request
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError, UsageError, counted
 from knockout.tokens.checkpoint import load_tokenizer
 
 __all__ = ["RayEngine"]
@@ -284,9 +284,9 @@ class RayEngine:
         dead = self._replicas[n]
         release(self._ray, dead.actor, dead.group)
         log.warning(
-            "engine %d of %d%s died (%s); its %d requests are generated again",
+            "engine %d of %d%s died (%s); %s to generate again",
             n + 1, self.n_engines, f" on node {dead.born.node[:8]}" if dead.born else "", reason,
-            self._dispatch.running(n),
+            counted(self._dispatch.running(n), "request"),
         )  # fmt: skip
         for request, deaths in self._dispatch.lost(n):
             self._done.append(_set_aside(request, deaths, reason))
@@ -348,7 +348,7 @@ def _set_aside(request: Request, deaths: int, reason: str) -> Completion:
     return Completion(
         key=request.key, tokens=np.asarray(request.prefix, dtype=np.int32), n_generated=0,
         finish="error",
-        error=f"{deaths} engines died while it ran, and the last ran little else: {reason}",
+        error=f"{counted(deaths, 'engine')} died while it ran, and the last ran little else: {reason}",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from knockout.engines.fingerprint import Fingerprint, probe_ids
 from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError, UsageError, counted
 from knockout.processors.names import NotProcessed, differing
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
@@ -285,7 +285,7 @@ class ServerEngine:
         out_s = time.monotonic() - self._out_since
         if out_s > limit:
             raise KnockoutError(
-                f"no server has answered for {out_s:.0f} s, with {len(self._paths)} requests in "
+                f"no server has answered for {out_s:.0f} s, with {counted(len(self._paths), 'request')} in "
                 f"flight; the last said: {self._told}. What had finished is in the ledger: start "
                 "the servers again and give the same command (engine.outage_limit_s sets how long "
                 "to wait)"

@@ -18,7 +18,7 @@ from knockout.engines.canary import check_bans_hold
 from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
-from knockout.errors import KnockoutError
+from knockout.errors import KnockoutError, counted
 from knockout.processors.names import Differing, differing
 from knockout.processors.rules import check_ids
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
@@ -241,7 +241,7 @@ class VllmEngine:
             outputs = self._engine.step()
         except Exception as error:  # whatever it is, this engine is gone
             raise KnockoutError(
-                f"vLLM failed with {len(self._paths)} requests in flight: {error}"
+                f"vLLM failed with {counted(len(self._paths), 'request')} in flight: {error}"
             ) from error
         finally:
             if self._collect is not None:

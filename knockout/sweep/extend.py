@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from knockout.benchmarks import Benchmark
-from knockout.errors import UsageError
+from knockout.errors import UsageError, counted
 from knockout.ledger import BenchmarkRow, Ledger, ProblemRow
 from knockout.sweep.identity import differences, digest
 from knockout.sweep.owed import Plan, PlannedBenchmark, PlannedProblem
@@ -221,7 +221,7 @@ def _changed_problems(prepared: Prepared, ledger: Ledger) -> list[str]:
             )
         elif regraded:
             lines.append(
-                f"{row.name}: {len(regraded)} problems have another document or metric, first "
+                f"{row.name}: {counted(len(regraded), 'problem')} with another document or metric, first "
                 f"{regraded[0]!r}"
             )
         elif (

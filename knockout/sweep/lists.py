@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knockout.config.file import load_sweep
-from knockout.errors import UsageError
+from knockout.errors import UsageError, counted
 from knockout.ledger import Ledger
 from knockout.sweep.results import verdict_table
 from knockout.tokens.token_list import read_scores, read_token_list
@@ -101,7 +101,9 @@ def choose(
     if rule is not None and rule not in rule_names():
         raise UsageError(f"rule: found {rule!r}; expected one of {', '.join(rule_names())}")
     if rocks is not None and (verdicts or evidence):
-        raise UsageError("a freeze list chooses by verdict itself; leave verdicts and evidence")
+        raise UsageError("a freeze list chooses by verdict itself; leave verdicts and evidence out")
+    if top is None and (scores is not None or by != "delta"):
+        raise UsageError("by and scores rank for top; say how many with top")
     sweep = load_sweep(directory / "config.yaml")
     judged_by = sweep.verdict.model_copy(update={"rule": rule} if rule else {})
     with Ledger.open(directory / "run.db") as ledger:
@@ -136,11 +138,11 @@ def choose(
         chosen = ranked(chosen, top, by, None if scores is None else read_scores(scores, by))
         selection |= {"top": top, "by": by}
     if (n := sum(row["evidence"] == "undetermined" for row in chosen)) > 0:
-        # Absence of evidence is not to be sold as evidence of absence.
+        # Absence of evidence is not evidence of absence.
         notes.append(
-            f"warning: {n} of these {len(chosen)} candidates {'is' if n == 1 else 'are'} "
-            "undetermined: measured too little to say that they do nothing. "
-            "--evidence equivalent and --evidence effect leave them out"
+            f"warning: {n} of {counted(len(chosen), 'candidate')} undetermined: measured too little "
+            "to say that it does nothing. "
+            "--evidence equivalent and --evidence effect leave undetermined candidates out"
         )
     return Chosen(
         rows=chosen,

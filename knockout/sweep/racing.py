@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knockout.config.sweep import Adaptive, VerdictRule
-from knockout.errors import KnockoutError
+from knockout.errors import KnockoutError, counted
 from knockout.ledger import Ledger, grade_cubes, totals
 from knockout.sweep.owed import Plan, Round
 from knockout.verdicts.blocks import Race
@@ -142,7 +142,7 @@ def race_warnings(
     effect, same = (status != "open" for status in best.status)
     if not effect and not same:
         return [
-            f"{benchmark}: a race over {n_problems} problems and {max_seeds} seeds cannot settle "
+            f"{benchmark}: a race over {counted(n_problems, 'problem')} and {counted(max_seeds, 'seed')} cannot settle "
             f"anything, not even a candidate that loses every answer; {fixed}"
         ]
     found = []
@@ -150,7 +150,7 @@ def race_warnings(
         found.append(f"{benchmark}: no effect can be settled by racing; {fixed}")
     elif rule.target == "population" and n_problems < _FEW_PROBLEMS:
         found.append(
-            f"{benchmark}: with {n_problems} problems and target population a race finds next to "
+            f"{benchmark}: with {counted(n_problems, 'problem')} and target population a race finds next to "
             f"nothing; {fixed}, or set `verdict.target: benchmark`"
         )
     if not same:
@@ -160,7 +160,7 @@ def race_warnings(
         )
     if max_seeds < _FEW_ROUNDS:
         found.append(
-            f"{benchmark}: a race over {max_seeds} seeds saves next to no forks and has less power "
+            f"{benchmark}: a race over {counted(max_seeds, 'seed')} saves next to no forks and has less power "
             f"than the same seeds without a race; {fixed}"
         )
     return found

@@ -1,7 +1,7 @@
 """Telling an experiment tracker how far a run is: W&B, MLflow or TensorBoard.
 
-A tracker works in a thread of its own. What goes wrong in it is said once and ends it; the run neither waits for it
-nor hears of it.
+A tracker works in a thread of its own. If it fails, it logs the reason once and ends; the run goes
+on and never waits for it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from typing import Any, Protocol
 
 from knockout.errors import UsageError
 
-__all__ = ["TRACKERS", "Tracking"]
+__all__ = ["Tracking"]
 
 log = logging.getLogger("knockout")
-
-TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
-"""The names that a sweep may ask for, and the package that each needs."""
 
 _PROJECT = "knockout"
 _EVERY_S = 5.0
@@ -117,7 +114,7 @@ class Tracking:
     """Numbers of a run for a tracker; a context that costs the run nothing.
 
     Args:
-        kind: A key of `TRACKERS`, or None for none.
+        kind: "wandb", "mlflow" or "tensorboard", which is also the name of the package; None for none.
         folder: The run directory; its name is the run's.
         config: What the run is, for the tracker's own table.
 
@@ -134,10 +131,9 @@ class Tracking:
             return
         from importlib.util import find_spec
 
-        if find_spec(TRACKERS[kind]) is None:
+        if find_spec(kind) is None:
             raise UsageError(
-                f"tracker: {kind} is not installed; `pip install {TRACKERS[kind]}`, or leave the "
-                "key out"
+                f"tracker: {kind} is not installed; `pip install {kind}`, or leave the key out"
             )
 
     def __enter__(self) -> Tracking:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from knockout.errors import UsageError
+from knockout.errors import UsageError, counted
 from knockout.method.interventions import Intervention, Where, ban
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def pairs_of(
     chosen = able if isinstance(wanted, str) else _named(able, wanted, vocabulary)
     if len(chosen) < 2:
         raise UsageError(
-            f"candidates.pairs: found {len(chosen)} banned candidate{'s' * (len(chosen) != 1)}; "
-            "a pair takes two"
+            f"candidates.pairs: found {counted(len(chosen), 'banned candidate')}; a pair takes two"
         )
     pairs = [_pair(one, other) for one, other in combinations(chosen, 2)]
     for pair in pairs:

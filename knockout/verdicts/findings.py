@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from knockout.errors import counted
+
 __all__ = ["Findings", "findings", "interval_of"]
 
 _NAMED = 4
@@ -72,12 +74,10 @@ def findings(
         found = sorted((r for r in own if r["verdict"] == verdict), key=lambda r: -abs(r["delta"]))
         parts.append(_named(found, name, rule, many))
     n = len({row["candidate"] for row in own})
-    headline = f"{n} candidate{'' if n == 1 else 's'} by rule {rule} at {alpha:g}: " + "; ".join(
-        parts
-    )
+    headline = f"{counted(n, 'candidate')} by rule {rule} at {alpha:g}: " + "; ".join(parts)
     return Findings(
         headline if rows else "No verdict yet: no cell has finished.",
-        tuple(_context(own, controls, summary)) if rows else (),
+        tuple(_context(own, controls, summary, rule, alpha)) if rows else (),
         _cost(summary),
         tuple(_next(own, summary, margin, folder)),
     )
@@ -93,32 +93,40 @@ def _named(found: Sequence[Row], name: str, rule: str, many: bool) -> str:
         place = f" on {row['benchmark']}" if many else ""
         shown.append(f"{row['candidate']} {_signed(row['delta'])}{ends}{place}")
     rest = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{len(found)} {name}{'' if len(found) == 1 else 's'}: {', '.join(shown)}{rest}"
+    return f"{counted(len(found), name)}: {', '.join(shown)}{rest}"
 
 
-def _context(own: Sequence[Row], controls: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+def _context(
+    own: Sequence[Row],
+    controls: Sequence[Row],
+    summary: Mapping[str, Any],
+    rule: str,
+    alpha: float,
+) -> list[str]:
     out = []
+    called = [row for row in own if row["verdict"] != "neutral"]
+    if any(interval_of(row, rule) != interval_of(row, "nominal") for row in called):
+        out.append(
+            f"The intervals above allow for the selection of these rows (false coverage rate {alpha:g}); "
+            f"the interval column of the table is the plain {1 - alpha:.0%} one, which is narrower."
+        )
     if controls:
-        called = sum(row["verdict"] != "neutral" for row in controls)
-        out.append(f"{called} of {len(controls)} rows of controls were called.")
+        n_called = sum(row["verdict"] != "neutral" for row in controls)
+        out.append(f"{n_called} of {counted(len(controls), 'control row')} called.")
     luck = (summary.get("luck") or {}).get(str(own[0]["benchmark"])) if own else None
     if luck:
         out.append(
-            f"Without the correction {_rows(luck['observed'])} would be called; luck alone brings "
+            f"Without the correction {counted(luck['observed'], 'row')} would be called; luck alone brings "
             f"{luck['mean']:.1f} on average, and more than {luck['quantile_95']:g} in one run of 20."
         )
     neutral = [row for row in own if row["verdict"] == "neutral"]
     same = sum(row["evidence"] == "equivalent" for row in neutral)
     if neutral:
         out.append(
-            f"{_rows(same, 'neutral row')} {'is' if same == 1 else 'are'} equivalent (shown to have no effect beyond the margin), "
+            f"{counted(same, 'neutral row')} {'is' if same == 1 else 'are'} equivalent (shown to have no effect beyond the margin), "
             f"{len(neutral) - same} undetermined (too little data)."
         )
     return out
-
-
-def _rows(n: int, what: str = "row") -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _cost(summary: Mapping[str, Any]) -> str:
@@ -142,7 +150,7 @@ def _next(own: Sequence[Row], summary: Mapping[str, Any], margin: float, folder:
             for row in open_
             if _known(row["eq_low"]) and _known(row["eq_high"])
         ]
-        text = f"{len(open_)} of {len(own)} rows are undetermined at a margin of {margin:g}: raise `seeds` or `limit` and repeat the command"
+        text = f"{len(open_)} of {counted(len(own), 'row')} undetermined at a margin of {margin:g}: raise `seeds` or `limit` and repeat the command"
         if reach:
             text += (
                 f", or ask for a margin of {median(reach):.2g}, which half of their intervals fit"
