@@ -35,6 +35,7 @@ def a_run(
     benchmark: str = "sums",
     first: int = 0,
     prompt: str = "say",
+    temperature: float = 0.6,
 ) -> Path:
     """A run with one seed whose baselines are all right; `grades` are its knockouts'."""
     folder.mkdir()
@@ -44,7 +45,16 @@ def a_run(
     prompt_ids = np.array([1, 2], dtype=np.int32)
     with Ledger.create(
         folder / "run.db",
-        {"identity": json.dumps({"tokenizer_fingerprint": tokenizer})},
+        {
+            "identity": json.dumps(
+                {
+                    "tokenizer_fingerprint": tokenizer,
+                    "sampling": {"temperature": temperature},
+                    "benchmarks": [{"name": benchmark}],
+                    "seeds": 1,
+                }
+            )
+        },
         candidates,
         [BenchmarkRow(benchmark, "acc", 1, "f")],
         [
@@ -195,9 +205,16 @@ def test_the_command_line_compares(tmp_path: Path, knockout: Command) -> None:
     code, out, err = knockout("compare", a, b, "--out", tmp_path / "table.csv")
     assert code == 0, err
     assert "sums: 1 same, 1 went away, 1 supported; paired over the 12 shared problems" in err
-    c = a_run(tmp_path / "c", {"pillar": lost(0)}, benchmark="other", first=100)
+    assert "The runs differ" not in err
+    c = a_run(tmp_path / "c", {"pillar": lost(0)}, benchmark="other", first=100, tokenizer="two")
     code, _, told = knockout("compare", a, c)
     assert (code, "; not paired, 24 problems in all" in told) == (0, True)
+    assert (
+        'differ in the tokenizer or its chat template (fingerprint): "one" in A, "two" in B' in told
+    )
+    warmer = a_run(tmp_path / "warmer", {"pillar": lost(0)}, temperature=1.0)
+    code, _, told = knockout("compare", a, warmer)
+    assert "The runs differ in sampling.temperature: 0.6 in A, 1.0 in B" in told
     assert "went away (supported)" in out
     assert "strong_pillar → neutral" in out
     assert (tmp_path / "table.csv").read_text().startswith("benchmark,benchmark_b,candidate")

@@ -50,7 +50,7 @@ def compare(
 ) -> None:
     """Compares two runs candidate by candidate: which pillars appeared or went away?"""
     from knockout.files import write_text
-    from knockout.sweep.compare import agreement, compare_runs
+    from knockout.sweep.compare import agreement, compare_runs, setting_differences
 
     if not 0 < alpha < 1:
         raise UsageError(f"--alpha: found {alpha}; expected a number between 0 and 1")
@@ -90,6 +90,8 @@ def compare(
     for name, counts in agreement(frame).items():
         told = ", ".join(f"{n} {what}" for what, n in counts.items())
         print(f"{name}: {told}; {_how(frame[frame['benchmark'] == name])}", file=sys.stderr)
+    for line in setting_differences(a, b):
+        print(f"The runs differ in {line}", file=sys.stderr)
 
 
 def _how(rows: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from knockout.report.plain import plain
-from knockout.sweep.compare import agreement, compare_runs
+from knockout.sweep.compare import agreement, compare_runs, setting_differences
 
 __all__ = ["comparison_of"]
 
@@ -22,7 +22,7 @@ def comparison_of(a: Path, b: Path, alpha: float = 0.05) -> dict[str, Any]:
         alpha: Level of intervals and of `supported`.
 
     Returns:
-        `names` of both; `alpha`; `rows` as of `compare_runs`, what differs for sure first;
+        `names` of both; `settings` that differ, a line each; `alpha`; `rows` as of `compare_runs`, what differs for sure first;
         `counts` of each change by benchmark; and `farthest`, the end of both axes.
 
     Raises:
@@ -47,6 +47,7 @@ def comparison_of(a: Path, b: Path, alpha: float = 0.05) -> dict[str, Any]:
     deltas = [abs(row[key]) for row in rows for key in ("delta_a", "delta_b") if row[key]]
     return {
         "names": names,
+        "settings": setting_differences(a, b),
         "alpha": alpha,
         "rows": rows,
         "counts": agreement(frame),

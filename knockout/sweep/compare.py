@@ -24,13 +24,14 @@ from knockout.stats.interval import mean_interval
 from knockout.stats.multiplicity import adjust_bh
 from knockout.stats.paired import Pairs, Tally, pair, tally_problems
 from knockout.stats.signflip import signflip_p
+from knockout.sweep.identity import differences
 from knockout.sweep.results import verdict_table
 from knockout.tokens.candidates import Candidate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COMPARISON", "agreement", "compare_runs"]
+__all__ = ["COMPARISON", "agreement", "compare_runs", "setting_differences"]
 
 COMPARISON = (
     "benchmark", "benchmark_b", "candidate", "candidate_b", "token_ids", "token_ids_b", "tokens",
@@ -95,6 +96,15 @@ def compare_runs(
         frame.loc[index, "p_adjusted"] = adjusted
         frame.loc[index, "supported"] = adjusted <= alpha
     return frame
+
+
+def setting_differences(a: Path, b: Path) -> list[str]:
+    """Says in which settings, weights and prompts two runs differ, a line each, by name."""
+    records = []
+    for folder in (a, b):
+        with Ledger.open(folder / "run.db") as ledger:
+            records.append(ledger.meta_json("identity", {}))
+    return differences(records[0], records[1], words=("in A", "in B"))
 
 
 def agreement(frame: pd.DataFrame) -> dict[str, dict[str, int]]:

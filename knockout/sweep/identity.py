@@ -68,7 +68,9 @@ def digest(record: dict[str, Any]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
-def record_differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def record_differences(
+    there: dict[str, Any], here: dict[str, Any], words: tuple[str, str] = ("there", "here")
+) -> list[str]:
     """Says for each value that differs what two records have, by its path."""
     one, other = (
         dict(_flat(json.loads(json.dumps(record, default=str)))) for record in (there, here)
@@ -77,25 +79,31 @@ def record_differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
             was, now = (json.dumps(d[key]) if key in d else "nothing" for d in (one, other))
-            lines.append(f"{_WORDS.get(key, key)}: {_short(was)} there, {_short(now)} here")
+            lines.append(f"{_WORDS.get(key, key)}: {_both(was, now, words)}")
     return lines
 
 
-def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def differences(
+    there: dict[str, Any], here: dict[str, Any], words: tuple[str, str] = ("there", "here")
+) -> list[str]:
     """Says what makes the cells of two sweeps differ, by name.
 
     What is only asked for (seeds, limit, candidates, benchmarks) is left out; of benchmarks that
     both have the sampling and the number of worked examples count.
+
+    Args:
+        there, here: Identities.
+        words: What the two are called.
     """
     here = json.loads(json.dumps(here, default=str))
-    lines = record_differences(_without_asked(there), _without_asked(here))
+    lines = record_differences(_without_asked(there), _without_asked(here), words)
     mine, theirs = _per_benchmark(here), _per_benchmark(there)
     shared = [name for name in mine if name in theirs]
     found: dict[str, list[str]] = {}
     for name in shared:
         for key in mine[name]:
             if (before := theirs[name].get(key)) != mine[name][key]:
-                line = f"{json.dumps(before)} there, {json.dumps(mine[name][key])} here"
+                line = _both(json.dumps(before), json.dumps(mine[name][key]), words)
                 found.setdefault(f"{key}\x00{line}", []).append(name)
     for text, names in sorted(found.items()):
         key, line = text.split("\x00")
@@ -141,6 +149,10 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{path}[{index}]")
     else:
         yield path, value
+
+
+def _both(was: str, now: str, words: tuple[str, str]) -> str:
+    return f"{_short(was)} {words[0]}, {_short(now)} {words[1]}"
 
 
 def _short(text: str) -> str:

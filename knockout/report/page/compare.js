@@ -10,7 +10,7 @@ const COMPARED_WORDS = new Set(["candidate", "change", "verdict A", "verdict B"]
 const said = (verdict) => (verdict ? verdict.replace("strong_", "").replaceAll("_", " ") : "–");
 
 function comparePage(data) {
-  const { names, rows, counts, alpha } = data.comparison;
+  const { names, settings, rows, counts, alpha } = data.comparison;
   const benchmarks = Object.keys(counts);
   const { chosen } = address();
   const benchmark = benchmarks.includes(chosen.benchmark) ? chosen.benchmark : benchmarks[0];
@@ -24,6 +24,8 @@ function comparePage(data) {
     el("p", {}, `A is ${names[0]}, B is ${names[1]}. On ${benchmark}: ${Object.entries(changes).map(([what, n]) => `${count(n)} ${what}`).join(", ")}; `
       + `${plural(supported, "difference")} significant after correction over the candidates (Benjamini-Hochberg at ${alpha}), marked ✓.`),
     el("p", { class: "dim" }, `That a candidate is called in one run only says little by itself: the difference B − A has its own ${paired ? "paired " : ""}test and ${percent(1 - alpha, 0)} interval (not corrected).`),
+    el("h2", {}, "Settings that differ"),
+    settings.length ? el("ul", {}, settings.map((line) => el("li", {}, line))) : el("p", {}, "None: the same model, prompts, sampling and run seed."),
     benchmarks.length > 1 ? el("div", { class: "bar" }, choose("benchmark", benchmarks.map((n) => [n, n]), benchmark, pick)) : null,
     el("h2", {}, "Differences"),
     figure("Δ in both runs", "Equal axes; on the diagonal nothing differs.", el("div", { class: "square" }, plot("comparison", `Δ in ${names[1]} against Δ in ${names[0]}, ${benchmark}`, own, { file: `comparison-${benchmark}` }))),
