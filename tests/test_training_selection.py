@@ -216,7 +216,7 @@ def test_an_even_fall_of_all_kls_moves_lambda_as_far_as_it_says() -> None:
         now = kl if step < 1 else kl * 0.8
         skipped = frozen if selector.weight(step) == 0 else torch.zeros_like(frozen)
         seen = torch.where(skipped & torch.tensor(not selector.watches(step)), torch.nan, now)
-        selector._remember(seen.flatten(), skipped.flatten())
+        selector._kl.add(seen.flatten(), skipped.flatten())
     assert selector.running_kl == pytest.approx(0.8 * high, rel=1e-3)
     assert selector.weight(80) == pytest.approx((0.8 - 0.4) / 0.6, rel=1e-2)
 
@@ -225,14 +225,14 @@ def test_what_reach_leaves_out_counts_as_when_it_was_last_seen() -> None:
     labels = torch.tensor([[1, 3, 3, 3], [3, 3, 3, 3]])
     selector = Selector(Selection((3,), schedule=FollowKL(1.0, 0.5), watch_every=2))
     kl = torch.tensor([[0.1, 2.0, 2.0, 2.0], [2.0] * 4])
-    selector.running_kl = 0.1  # λ = 0
+    selector._kl.value = 0.1  # λ = 0
     for step in (0, 1):
         selector.advance(step)
         rows, columns = selector.reach(labels, step)
         selector.plan([selector.part(labels, step=step)])
         seen, ids = kl[rows, :columns].flatten(), labels[rows, :columns].flatten()
         watched = selector.watches(step)
-        selector._remember(torch.where((ids == 3) & (not watched), torch.nan, seen), ids == 3)
+        selector._kl.add(torch.where((ids == 3) & (not watched), torch.nan, seen), ids == 3)
         assert (len(ids) == 8) == watched
     selector.advance(2)
     mean = float(kl.mean())

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from knockout.errors import KnockoutError
 from knockout.ledger.checksum import install
@@ -55,12 +54,7 @@ class transaction:
         self._db.execute("BEGIN IMMEDIATE")
         return self._db
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         try:
             if kind is None:
                 self._db.execute("COMMIT")

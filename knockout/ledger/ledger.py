@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from knockout.errors import KnockoutError, UsageError
@@ -156,12 +155,7 @@ class Ledger(WholeRows):
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             # What makes no sense to a reader may be a row that is not as it was written.
             if isinstance(error, ValueError | TypeError | LookupError | ArithmeticError):

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 
 from knockout.errors import KnockoutError, UsageError
 
@@ -55,12 +54,7 @@ class RunLock:
         os.pwrite(self._file, json.dumps(_me()).encode(), 0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             os.ftruncate(self._file, 0)
             os.close(self._file)

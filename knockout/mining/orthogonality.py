@@ -75,15 +75,10 @@ def spearman(
     """
     from scipy.stats import spearmanr
 
-    return _correlation(
-        spearmanr,
-        x,
-        y,
-        level,
-        lambda r, n: factor * math.sqrt((1 + r * r / 2) / (n - 3)),
-        4,
-        factor,
-    )
+    def error(r: float, n: int) -> float:
+        return factor * math.sqrt((1 + r * r / 2) / (n - 3))
+
+    return _correlation(spearmanr, x, y, level, error, 4, factor)
 
 
 def kendall(
@@ -93,12 +88,7 @@ def kendall(
 
     The standard error is √(0.437 / (n − 4)) (Fieller, Hartley and Pearson, Biometrika 44, 1957).
 
-    Args:
-        x: (n,).
-        y: (n,); pairs with a NaN are left out.
-        level: Of the interval.
-        factor: How much wider noise scatters than with independent pairs (`noise_factors`); the
-            standard error is that many times as large, and the p-value follows it.
+    Arguments as for `spearman`.
 
     Returns:
         NaN with fewer than 5 pairs, or if one side is constant.

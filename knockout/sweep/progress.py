@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from knockout.sweep.jobs import Snapshot
@@ -62,12 +61,7 @@ class Display:
             self._bar = tqdm(total=self.n_cells, initial=self.n_done, desc="cells", leave=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.stop()

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from knockout.errors import UsageError
@@ -142,12 +141,7 @@ class Tracking:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._thread is None:
             return
         with contextlib.suppress(queue.Full):

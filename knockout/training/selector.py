@@ -1,8 +1,8 @@
-"""What one training step does with a batch: who is frozen, what is skipped, what is logged.
+"""What one training step does with a batch: which tokens are frozen, skipped and logged.
 
-`Selector` applies a `Selection` to batches of any training loop; the TRL trainer and the plain loop
-of the examples both stand on it. A batch may be a part (a micro-batch, a process's share) of what
-the optimiser sees in a step: `part` and `plan` work out what is common to all parts.
+`Selector` applies a `Selection` to the batches of any training loop; the TRL trainer and the
+examples' plain loop use it. A batch may be part (a micro-batch, a process's share) of what the
+optimiser sees in a step: `part` and `plan` work out what all parts have in common.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from knockout.training.batch import Batch, Part, Plan, StepLoss, step_metrics
 from knockout.training.divergence import Listed
 from knockout.training.heads import Head, project
 from knockout.training.loss import SelectiveLoss, selective_kl
-from knockout.training.ranks import gather, rank, summed
+from knockout.training.ranks import gather, rank
+from knockout.training.running_kl import RunningKl
 from knockout.training.selection import Selection
 from knockout.training.weights import (
     IGNORE,
@@ -40,82 +41,53 @@ class Selector:
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
-        self.running_kl = math.nan
-        self._skipped_kl = math.nan
-        # Of the step under way, on this process: sum and number of measured KLs, the same of
-        # positions that are measured only if they are watched, and of those not watched.
-        self._pending = torch.zeros(5, dtype=torch.float64)
-        self._planned = 0  # tokens of the step's plan; `reach` may leave some of them out
-        self._step = -1
+        self._kl = RunningKl()
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._dice: dict[torch.device, torch.Generator] = {}
 
+    @property
+    def running_kl(self) -> float:
+        """Mean KL of all tokens over about the last ten steps, in nats; NaN before the first."""
+        return self._kl.value
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep, beside the step, for a resumed run to go on alike.
+        """What a checkpoint must keep, besides the step, for a resumed run to continue alike.
 
         Returns:
-            `running_kl`, the running mean KL of all tokens in nats (NaN before the first step's
-            end), what goes into its next value, and `dice`, by device ("cpu", "cuda:0") the (n,)
-            uint8 state of the control's generator. Floats, strings and tensors only, so that
+            The state of the running KL and `dice`, by device ("cpu", "cuda:0") the (n,) uint8 state
+            of the control's generator. Floats, strings and tensors only, so that
             `torch.load(..., weights_only=True)` reads it.
         """
         dice = {str(device): generator.get_state() for device, generator in self._dice.items()}
-        return {
-            "running_kl": self.running_kl,
-            "skipped_kl": self._skipped_kl,
-            "pending": self._pending.cpu().clone(),
-            "planned": self._planned,
-            "step": self._step,
-            "dice": dice,
-        }
+        return {**self._kl.state_dict(), "dice": dice}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` gave; the selection itself is not part of it.
+        """Restores what `state_dict` gave; the selection itself is not part of it.
 
         Raises:
             KnockoutError: It is not such a state.
         """
         try:
-            numbers = float(state["running_kl"]), float(state["skipped_kl"]), int(state["step"])
-            planned = int(state["planned"])
-            pending = state["pending"].double().reshape(5)
             dice = {}
             for name, noise in state["dice"].items():
                 device = torch.device(name)
                 dice[device] = torch.Generator(device)
                 dice[device].set_state(noise.cpu())
+            self._kl.load_state_dict(state)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise KnockoutError(
                 f"not the state of this machine's selector ({error}); resume on the kind of device "
                 "that made the checkpoint, or start without it"
             ) from error
-        self.running_kl, self._skipped_kl, self._step = numbers
-        self._pending, self._planned, self._dice = pending, planned, dice
+        self._dice = dice
 
     def advance(self, step: int) -> None:
         """Begins an optimiser step: the running KL takes in the last one, over all processes.
 
-        `loss` does it if a step is new; in a distributed run call it beforehand, where all
-        processes pass, since it is a collective.
+        `loss` does it if a step is new. In a distributed run call it beforehand, at a place that
+        all processes pass, since it is a collective.
         """
-        if step == self._step:
-            return
-        self._step = step
-        measured, n, skipped, n_skipped, n_unknown = summed(self._pending).tolist()
-        self._pending = torch.zeros_like(self._pending)
-        n_unknown = max(n_unknown, self._planned - n - n_skipped)
-        self._planned = 0
-        if n_skipped:
-            self._skipped_kl = skipped / n_skipped
-        total = measured + skipped
-        if n_unknown:
-            total += n_unknown * self._skipped_kl  # as when they were last watched
-        count = n + n_skipped + n_unknown
-        if not count or math.isnan(total):
-            return
-        kl, known = total / count, not math.isnan(self.running_kl)
-        # Over about the last ten steps.
-        self.running_kl = 0.9 * self.running_kl + 0.1 * kl if known else kl
+        self._kl.advance(step)
 
     def weight(self, step: int) -> float:
         """λ at an optimiser step."""
@@ -205,14 +177,9 @@ class Selector:
             return Part(n, 0.0, scores, is_pillar.cpu())
         kl = self._run(batch, torch.ones_like(batch.emitted, dtype=torch.float32)).kl
         weights = freeze_weights(
-            masked,
-            batch.table(kl),
-            listed,
-            chosen.window,
-            chosen.threshold,
-            self.weight(step),
+            masked, batch.table(kl), listed, chosen.window, chosen.threshold, self.weight(step),
             pillars,
-        )
+        )  # fmt: skip
         return Part(n, float(weights.sum()))
 
     def plan(self, parts: Sequence[Part]) -> Plan:
@@ -231,7 +198,7 @@ class Selector:
             weight = float(sum(int(mask.sum()) for mask in masks))
             first = sum(len(own) for own in by_rank[: rank()])
             kept = tuple(masks[first : first + len(parts)])
-        self._planned = n
+        self._kl.planned = n
         total = float(n) if self.selection.normalise == "tokens" else weight
         return Plan(total, kept)
 
@@ -282,14 +249,8 @@ class Selector:
         self.advance(step)
         chosen = self.selection
         valid = self.valid(labels)
-        batch = Batch(
-            labels,
-            valid,
-            (student_hidden, student_head),
-            (teacher_hidden, teacher_head),
-            temperature,
-            chunk,
-        )
+        student, teacher = (student_hidden, student_head), (teacher_hidden, teacher_head)
+        batch = Batch(labels, valid, student, teacher, temperature, chunk)
         weight = self.weight(step)
         prior, limits = self._prior(batch, weight, kept)
         out = self._run(batch, batch.rows(prior), limits, weight)
@@ -300,7 +261,7 @@ class Selector:
                 rest = self._run(batch, skipped.float())
             kl = torch.where(skipped, rest.kl, kl)
             norm = torch.where(skipped, rest.grad_norm, norm)
-        self._remember(kl, skipped)
+        self._kl.add(kl, skipped)
         if denominator is None:
             used = out.weights.sum() if chosen.normalise == "trained" else valid.sum()
             loss = out.loss / used.clamp(min=1e-6)
@@ -310,13 +271,8 @@ class Selector:
             loss = out.loss / max(denominator, 1e-6)
         measured = ~out.entropy.isnan()
         metrics = step_metrics(out.weights, kl, norm, weight, int(measured.sum()))
-        return StepLoss(
-            loss,
-            batch.table(out.weights),
-            metrics,
-            out.entropy[measured].sum(),
-            measured.sum(),
-        )
+        entropy = out.entropy[measured].sum()
+        return StepLoss(loss, batch.table(out.weights), metrics, entropy, measured.sum())
 
     @torch.no_grad()
     def evaluate(
@@ -339,14 +295,8 @@ class Selector:
             that the selection leaves alone and over those of its freeze list.
         """
         valid = labels != IGNORE
-        batch = Batch(
-            labels,
-            valid,
-            (student_hidden, student_head),
-            (teacher_hidden, teacher_head),
-            temperature,
-            chunk,
-        )
+        student, teacher = (student_hidden, student_head), (teacher_hidden, teacher_head)
+        batch = Batch(labels, valid, student, teacher, temperature, chunk)
         out = self._run(batch, torch.ones_like(batch.emitted, dtype=torch.float32))
         listed, pillars = self._lists(labels.device)
         frozen = batch.rows(freeze_weights(labels, None, listed, pillars=pillars)) == 0
@@ -406,16 +356,6 @@ class Selector:
             merge=self.selection.merge,
             chunk=batch.chunk,
         )
-
-    def _remember(self, kl: Tensor, skipped: Tensor) -> None:
-        """Adds a batch to the step's sums: the KL (N,) in nats, NaN where it was not measured."""
-        known = ~kl.isnan()
-        seen, unseen = skipped & known, skipped & ~known
-        measured = known & ~skipped
-        sums = torch.stack(
-            [kl[measured].sum(), measured.sum(), kl[seen].sum(), seen.sum(), unseen.sum()]
-        )
-        self._pending = self._pending.to(kl.device) + sums.double()
 
     def _lists(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._tables:
