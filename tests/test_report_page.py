@@ -6,14 +6,17 @@ import csv
 import re
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import Watch, chromium
 from synthetic import NASTY, write_run
 
 from knockout.errors import UsageError
+from knockout.ledger import NOT_ASKED, CellKey, CellRow, Ledger
 from knockout.report.build import build_report
 from knockout.report.source import open_ledger, read_run
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
@@ -356,6 +359,41 @@ def test_an_unfinished_run_says_so(browser: Any, tokenizer: Any, tmp_path: Path)
     page.goto((folder / "report.html").as_uri())
     page.wait_for_selector("main h1")
     assert "not finished: 20 of 40 cells" in page.inner_text("main")
+    assert watch.errors == []
+    page.close()
+
+
+def test_a_run_with_failed_cells_says_that_and_no_more(
+    browser: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Neither a race nor rounds of seeds are why these candidates have fewer results."""
+    folder = write_run(tmp_path / "failed", tokenizer, benchmarks=(("maths", 6),), complete=False)
+    with Ledger.open(folder / "run.db", write=True) as ledger:
+        nothing = np.zeros(0, dtype=np.int32)
+        steps = np.full(len(ledger.candidates), NOT_ASKED, dtype=np.int32)
+        for p, s in product((3, 4, 5), range(2)):
+            key = CellKey(0, p, s)
+            cell = CellRow(key, 1, nothing, "error", None, "ungraded", None, "no memory", steps)
+            ledger.commit([cell], [])
+    build_report(folder)
+    page = browser.new_page()
+    watch = Watch(page)
+    texts = {}
+    for address in ("#/", "#/table", "#/health", "#/candidate/0"):
+        page.goto((folder / "report.html").as_uri() + address)
+        page.wait_for_selector("main h1")
+        texts[address] = page.inner_text("main")
+    assert "the engine failed on 6 baselines" in texts["#/health"]
+    assert re.search(r"failed\s+6\s+of \d+ requests", texts["#/health"])
+    everything = "\n".join(text.split("config.yaml")[0] for text in texts.values())
+    for wrong in (
+        r"\brac(e|ing)\b",
+        "full re-runs? of 0",
+        "0, – as many",
+        r"\b(NaN|undefined|null%)\b",
+    ):
+        found = re.search(wrong, everything)
+        assert found is None, found
     assert watch.errors == []
     page.close()
 

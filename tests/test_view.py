@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,32 @@ def test_live_pages_in_a_browser(server: ViewServer) -> None:
         assert page.locator("#ban").count() == 0
         assert watch.errors == []
         assert all(url.startswith(server.url) for url in watch.requests)
+
+
+def test_an_open_table_follows_the_run_to_its_end(tmp_path: Path, tokenizer: Any) -> None:
+    benchmarks = (("maths", 4), ("formats", 4))
+    folder = write_run(tmp_path / "run", tokenizer, benchmarks=benchmarks, complete=False)
+    table = "document.querySelector('main table')?.innerText"
+    with serving(folder) as server, chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{server.url}#/table")
+        page.wait_for_selector("main tbody tr:not(.filler) td")
+        before = page.evaluate(table)
+        with Ledger.open(folder / "run.db", write=True) as ledger:
+            steps = np.full(len(ledger.candidates), -1, dtype=np.int32)
+            tokens = np.array([400, 401, 402], dtype=np.int32)
+            for b, p, s in product(range(2), (2, 3), range(2)):
+                key = CellKey(b, p, s)
+                ledger.commit([CellRow(key, 1, tokens, "stop", 1, "ok", "7", None, steps)])
+        with serving(folder) as fresh:
+            other = browser.new_page()
+            other.goto(f"{fresh.url}#/table")
+            other.wait_for_selector("main tbody tr:not(.filler) td")
+            assert " of 16 cells" not in other.inner_text("header")
+            now = other.evaluate(table)
+        assert now != before
+        page.wait_for_function(f"now => {table} === now", arg=now, timeout=60_000)
+        assert page.inner_text("#run-about") == other.inner_text("#run-about")
 
 
 @pytest.fixture(scope="module")
