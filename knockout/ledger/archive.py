@@ -38,7 +38,7 @@ def export_run(directory: Path, folder: Path) -> dict[str, int]:
         Rows of each table.
 
     Raises:
-        UsageError: The folder holds something already.
+        UsageError: The folder is not empty.
         KnockoutError: The ledger is damaged.
     """
     import pyarrow.parquet as pq
@@ -71,7 +71,7 @@ def import_run(folder: Path, directory: Path) -> dict[str, int]:
     A run of an older version is upgraded. An import that fails leaves nothing behind.
 
     Raises:
-        UsageError: The directory holds a run already, or the folder no export.
+        UsageError: The directory contains a run already, or the folder contains no export.
         KnockoutError: A file is damaged, or of another format.
     """
     for name in (*(f"{t}.parquet" for t in TABLES), "config.yaml"):

@@ -1,4 +1,4 @@
-"""A checksum in every row, so that damage that SQLite cannot see is found."""
+"""A checksum in every row, to find damage that SQLite cannot see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 PACKED = ("ids", "prompt_ids")
-"""Columns of compressed token ids. Their content is summed up: libraries compress differently."""
+"""Columns of compressed token ids. The checksum covers their content: libraries compress differently."""
 
 _ROWS = 5_000
 
@@ -41,7 +41,7 @@ def row_crc(*values: Any) -> int:
 def install(db: sqlite3.Connection) -> None:
     """Lets SQL of this connection call `row_crc` and `ids_of`, for a migration.
 
-    Elsewhere sums are made in Python: an interrupt inside of such a function becomes an error.
+    Elsewhere Python computes them: an interrupt inside such a function becomes an error.
     """
     db.create_function("row_crc", -1, row_crc, deterministic=True)
     db.create_function("ids_of", 1, _ids_of, deterministic=True)
@@ -62,7 +62,7 @@ def columns(db: sqlite3.Connection, table: str) -> list[str]:
 
 
 def crc_sql(db: sqlite3.Connection, table: str) -> str:
-    """SQL for the checksum of a row that is there."""
+    """SQL for the checksum of an existing row."""
     names = [name for name in columns(db, table) if name != "crc"]
     return _call(names, [f'"{name}"' for name in names])
 
@@ -84,7 +84,7 @@ def insert(
 def update(
     db: sqlite3.Connection, table: str, values: Mapping[str, Any], where: str, place: Sequence[Any]
 ) -> None:
-    """Sets columns of rows that are there, and their checksums.
+    """Sets columns of existing rows, and their checksums.
 
     Args:
         db: A connection in a transaction.
@@ -102,7 +102,7 @@ def update(
 
 
 def wrong_rows(db: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """Yields the rows whose checksum is not theirs, texts as bytes."""
+    """Yields the rows whose checksum is wrong, texts as bytes."""
     names = columns(db, table)
     packed = _packed(names)
     before, db.text_factory = db.text_factory, bytes
@@ -136,7 +136,7 @@ def _unpacked(row: Sequence[Any], packed: list[int]) -> list[Any]:
 
 
 def _ids_of(blob: Any) -> Any:
-    """The ids' own bytes; what cannot be read counts as it is."""
+    """The ids' own bytes; unreadable values count as they are."""
     if not isinstance(blob, bytes):
         return blob
     try:

@@ -30,7 +30,7 @@ _WORDS, _WORDS_AND_BYTES = b"\x01", b"\x02"
 """What begins a blob: 16-bit ids, or their low words followed by their third bytes.
 
 Blobs of wider ids, and all that were written before there was such a mark, are zlib alone, which
-begins with an "x", and hold four planes of bytes.
+begins with an "x", and contain four planes of bytes.
 """
 _LEVEL = 4
 """Level 6 takes a third more time on text and saves one part in a hundred."""
@@ -89,7 +89,7 @@ def unpack_steps(blobs: list[bytes], n_candidates: int) -> NDArray[np.int32]:
     them.
 
     Raises:
-        ValueError: One holds more steps than there are candidates, or no whole number of them.
+        ValueError: One has more steps than there are candidates, or no whole number of them.
     """
     width = 4 * n_candidates
     for blob in blobs:
@@ -119,7 +119,7 @@ def unpack_watched(blob: bytes) -> dict[int, int]:
 
 
 def pack_candidate(candidate: Candidate) -> tuple[str, str, str, str, str]:
-    """A candidate as its row holds it; the intervention is empty for a plain ban of its ids."""
+    """A candidate as in its row; the intervention is empty for a plain ban of its ids."""
     record = candidate.intervention.to_record() | {"members": list(candidate.members)}
     plain = candidate.intervention.is_plain_ban and not candidate.members
     return (

@@ -17,7 +17,7 @@ __all__ = ["connect", "damaged", "set_journal", "speaking", "transaction"]
 def connect(path: Path, *, write: bool = True) -> sqlite3.Connection:
     """Opens the file; transactions are begun by hand."""
     mode = "rwc" if write else "ro"
-    # Quoted, since a path may hold the characters that mean something in a URI.
+    # Quoted, since a path may contain characters with a meaning in a URI.
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30.0)
     install(db)
@@ -38,7 +38,7 @@ def set_journal(db: sqlite3.Connection, path: Path) -> str:
 
 
 class transaction:
-    """All that is written inside is there, or nothing of it. Transactions do not nest.
+    """Writes all that is written inside, or nothing of it. Transactions do not nest.
 
     Not a generator: an interrupt between two of its lines would leave that suspended, and when it
     was collected it would undo whatever transaction was open by then.

@@ -23,8 +23,8 @@ class GradeCube:
         seeds: S repeats. Their order is the order of the rounds when the sweep is adaptive.
         baseline: (P, S) int8, 1 right, 0 wrong, −1 missing.
         knockout: (C, P, S) int8, the same; an inherited cell carries its baseline's grade.
-        forked: (C, P, S) bool, True where a knockout trajectory was generated, False where it
-            was inherited. Only read where the knockout grade is there.
+        forked: (C, P, S) bool, True if a knockout trajectory was generated, False if it
+            was inherited. Only read if there is a knockout grade.
 
     Raises:
         ValueError: if shapes or values do not fit; the message names the array.
@@ -54,7 +54,7 @@ class GradeCube:
             if grades.dtype != np.int8:
                 raise ValueError(f"{self.benchmark}: {name} is {grades.dtype}, expected int8")
             if grades.size and (grades.min() < -1 or grades.max() > 1):
-                raise ValueError(f"{self.benchmark}: {name} holds a grade other than 0, 1 and −1")
+                raise ValueError(f"{self.benchmark}: {name} has a grade other than 0, 1 and −1")
         if self.forked.dtype != np.bool_:
             raise ValueError(f"{self.benchmark}: forked is {self.forked.dtype}, expected bool")
         names = [candidate.name for candidate in self.candidates]

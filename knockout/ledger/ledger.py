@@ -112,7 +112,7 @@ class Ledger(WholeRows):
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> Ledger:
-        """Opens an existing ledger, to read it beside a running sweep or to go on writing it.
+        """Opens an existing ledger, to read it during a sweep or to continue writing it.
 
         One of an older version is upgraded: in place by a writer, in a private copy by a reader.
 
@@ -197,7 +197,7 @@ class Ledger(WholeRows):
 
         Args:
             cells: Finished baselines.
-            forks: Finished knockouts of cells that are there or among `cells`.
+            forks: Finished knockouts of stored cells or of `cells`.
             audits: Knockouts that were run again.
             extended: Cells that now ask more.
             checks: Forks checked since, and coupling errors found, to be added to their cells.
@@ -254,16 +254,16 @@ class Ledger(WholeRows):
         replanned: Mapping[int, BenchmarkRow] | None = None,
         renamed: Mapping[int, Candidate] | None = None,
     ) -> None:
-        """Appends to what the run asks; nothing that is there changes its index.
+        """Appends to what the run asks; nothing stored changes its index.
 
         Args:
-            candidates: Behind those that are there; cells that are there have not asked them.
-            benchmarks: Behind those that are there.
+            candidates: New ones; stored cells have not asked them.
+            benchmarks: New ones.
             problems: With the indices that they get.
             seeds: Planned repeats by index of the benchmark.
             meta: Settings of the run that change with it.
-            replanned: Benchmarks that are there and have other seeds or more problems now.
-            renamed: Candidates that are there under another name, in another group or pair.
+            replanned: Stored benchmarks that have other seeds or more problems now.
+            renamed: Stored candidates that have another name, group or pair now.
         """
         with speaking(self.path), transaction(self._db) as db:
             at = (len(self.candidates), len(self.benchmarks))
@@ -329,7 +329,7 @@ class Ledger(WholeRows):
                 )
 
     def note(self, key: str, value: str) -> None:
-        """Writes a setting of the run, over one that is there."""
+        """Writes a setting of the run; replaces an existing one."""
         with speaking(self.path), transaction(self._db) as db:
             insert(db, "meta", [(key, value)], replace=True)
 

@@ -28,10 +28,10 @@ _NETWORK = (
 
 
 class RunLock:
-    """Holds `run.lock`, which names the holder's host and process.
+    """Locks `run.lock`, which names the owner's host and process.
 
-    The operating system's lock decides; it ends with its process, so that a killed run leaves
-    nothing to clean up. Where a file system has no locks the recorded process decides.
+    The operating system's lock decides; it ends with its process, so a killed run leaves nothing to
+    clean up. On a file system without locks the recorded process decides.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class RunLock:
             self._file = None
 
     def holder(self) -> str | None:
-        """Who works on the run directory now, or None; takes nothing."""
+        """Which process works on the run directory now, or None; does not lock."""
         try:
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -113,7 +113,7 @@ def _me() -> dict[str, object]:
 
 
 def filesystem_of(path: Path) -> str:
-    """The type of the file system that holds a path, for example "ext4"; "" where unknown."""
+    """The type of the file system of a path, for example "ext4"; "" if unknown."""
     import psutil
 
     resolved = path.resolve()

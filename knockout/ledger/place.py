@@ -1,4 +1,4 @@
-"""Whether the ledger's files are still where the run believes them."""
+"""Whether the ledger's files are still where the run opened them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Place:
         self._journal_is: tuple[int, int] | None = None
 
     def check(self, db: sqlite3.Connection) -> None:
-        """Compares what is there with what was.
+        """Compares the files with those that were opened.
 
         Raises:
-            KnockoutError: Something is gone; what was committed was saved first where it could be.
+            KnockoutError: Something is gone; what was committed was saved first, if possible.
         """
         if _identity(self._file) != self._file_is:
             folder = self._file.parent

@@ -97,7 +97,7 @@ class Queries:
     _db: sqlite3.Connection
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Runs a SELECT and returns its rows. For this package, and for a look by hand."""
+        """Runs a SELECT and returns its rows."""
         with speaking(self.path):
             return self._db.execute(sql, parameters).fetchall()
 
@@ -165,24 +165,24 @@ class Queries:
     # Cells.
 
     def n_cells(self, seed: int | None = None) -> int:
-        """Baselines that are there, of all seeds or of one."""
+        """Number of stored baselines, of all seeds or of one."""
         sql = "SELECT COUNT(*) FROM cell WHERE ?1 IS NULL OR seed = ?1"
         return int(self.query(sql, (seed,))[0][0])
 
     def cell_seeds(self) -> set[int]:
-        """What keyed the noise of the cells that are there."""
+        """What keyed the noise of the stored cells."""
         return {seed for (seed,) in self.query("SELECT cell_seed FROM cell")}
 
     def cell_seed(self, key: CellKey) -> int | None:
-        """What keyed the noise of a cell, or None where it is not there."""
+        """What keyed the noise of a cell, or None if it is not stored."""
         return self._of_cell("cell_seed", key)
 
     def cell_grade(self, key: CellKey) -> int | None:
-        """Whether a baseline was right; None where it is missing or was not graded."""
+        """Whether a baseline was right; None if it is missing or was not graded."""
         return self._of_cell("correct", key)
 
     def has_early(self, key: CellKey) -> bool:
-        """Whether any fork of a cell left for want of room to name it."""
+        """Whether any fork of a cell left early because its step could not name all interventions."""
         return bool(self._of_cell("n_early", key))
 
     def _of_cell(self, column: str, key: CellKey) -> int | None:
@@ -201,7 +201,7 @@ class Queries:
         return [CellOutcome._make((*row[:-1], s)) for row, s in zip(rows, steps, strict=True)]
 
     def decided(self) -> tuple[list[CellKey], NDArray[np.int32]]:
-        """The cells that are there, and their candidates' steps (n, C)."""
+        """The stored cells, and their candidates' steps (n, C)."""
         rows = self.query("SELECT benchmark, problem, seed, steps FROM cell ORDER BY 1, 2, 3")
         return [CellKey(*row[:3]) for row in rows], self._steps([row[3] for row in rows])
 
@@ -253,14 +253,14 @@ class Queries:
         )
 
     def cells_by_seed(self) -> list[tuple[int, int, int, int]]:
-        """(benchmark, seed, cells there, their forks there or owed)."""
+        """(benchmark, seed, stored cells, their forks stored or owed)."""
         sql = "SELECT benchmark, seed, COUNT(*), SUM(n_forks) FROM cell GROUP BY benchmark, seed"
         return [(b, s, n, forks) for b, s, n, forks in self.query(sql)]
 
     def repeats_equal(self, benchmark: int) -> bool:
         """Whether each problem with several repeats has the same baseline in all of them.
 
-        Lengths tell nearly always; tokens are read only where all lengths agree, and only up to
+        Lengths nearly always suffice; tokens are read only if all lengths agree, and only up to
         the first problem whose repeats differ.
         """
         repeated = self.query(
@@ -284,7 +284,7 @@ class Queries:
     # Forks.
 
     def n_forks(self) -> int:
-        """Forks that are there, failed ones included."""
+        """Number of stored forks, failed ones included."""
         return sum(total.n for total in self.fork_totals())
 
     def fork_totals(self) -> list[ForkTotal]:
@@ -320,7 +320,7 @@ class Queries:
         return (np.concatenate(parts) if parts else np.empty((0, 9), dtype=np.int32)), statuses
 
     def unfinished(self) -> dict[CellKey, set[int]]:
-        """Cells with forks still owed, and the candidates whose forks are there."""
+        """Cells with forks still owed, and the candidates whose forks are stored."""
         rows = self.query(
             "SELECT benchmark, problem, seed FROM cell WHERE n_forks > (SELECT COUNT(*) FROM fork"
             " WHERE fork.benchmark = cell.benchmark AND fork.problem = cell.problem"
@@ -354,7 +354,7 @@ class Queries:
         return sum(int(self.query(sql.format(table))[0][0]) for table in ("cell", "fork"))
 
     def changed_grades(self) -> list[tuple[int, int, int, int]]:
-        """(candidate, baseline's grade, fork's grade, how many) where the two differ."""
+        """(candidate, baseline's grade, fork's grade, how many) if the two differ."""
         return [
             (c, before, after, n)
             for c, before, after, n in self.query(
@@ -367,12 +367,12 @@ class Queries:
     # Audits.
 
     def audited(self) -> set[tuple[CellKey, int]]:
-        """The audits that are there."""
+        """The stored audits."""
         rows = self.query("SELECT benchmark, problem, seed, candidate FROM audit")
         return {(CellKey(b, p, s), c) for b, p, s, c in rows}
 
     def audits_of(self, key: CellKey) -> list[int]:
-        """The candidates of a cell whose audit is there."""
+        """The candidates of a cell whose audit is stored."""
         rows = self.query(
             "SELECT candidate FROM audit WHERE benchmark = ? AND problem = ? AND seed = ?", key
         )
@@ -390,10 +390,10 @@ class Queries:
     # Trajectories.
 
     def trajectory(self, key: CellKey, candidate: int | None = None) -> NDArray[np.int32]:
-        """The ids of a baseline, or of a knockout whether forked or inherited: (T,).
+        """The ids of a baseline, or of a forked or inherited knockout: (T,).
 
         Raises:
-            KnockoutError: It is not there, or damaged.
+            KnockoutError: It is missing or damaged.
         """
         rows = self.query(
             "SELECT g.candidate, g.ids, COALESCE(f.step, 0) FROM generation g LEFT JOIN fork f"
@@ -412,7 +412,7 @@ class Queries:
         return np.concatenate([baseline[:step], rest])
 
     def outcome(self, key: CellKey, candidate: int = BASELINE) -> Outcome | None:
-        """A baseline or a fork whole, or None where it is not there."""
+        """A whole baseline or fork, or None if it is not stored."""
         fork = candidate != BASELINE
         table, step = ("fork", "t.step") if fork else ("cell", "0")
         also = " AND t.candidate = g.candidate" if fork else ""

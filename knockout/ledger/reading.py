@@ -18,17 +18,17 @@ class Totals:
     """Counts of the ledger. Tokens are generated ones; a shared prefix counts once.
 
     Attributes:
-        cells: Baselines that are there, failed ones included.
+        cells: Stored baselines, failed ones included.
         failed_cells: Baselines that the engine failed on.
         planned_cells: Problems times planned seeds, of what the sweep asks for now.
-        owed_cells: Those of them that are not there.
-        forks: Fork rows that are there, failed ones included.
+        owed_cells: Those of them that are not stored yet.
+        forks: Stored forks, failed ones included.
         failed_forks: Forks that the engine failed on.
         owed_forks: Knockouts that diverge and have no row yet, of what is asked for now.
         unasked: Candidates that came after a cell and that it has not been asked yet, added up
-            over what is asked for now; of a race 0, where cells leave out what is settled.
+            over what is asked for now; 0 in a race, whose cells leave out what is settled.
         inherited: Knockouts that are their baseline.
-        early_forks: Forks at a step where a difference could only not be excluded.
+        early_forks: Forks at a step at which a difference could not be excluded.
         tokens_generated: Baselines and forks.
         tokens_naive: Lengths of all trajectories added up, inherited ones too.
         tokens_audit: Generated for audits.
@@ -36,10 +36,10 @@ class Totals:
         audited, fork_errors: Audits, and those that differ.
         failed_audits: Audits that the engine failed on.
         unfinished: Baselines and forks that ran into max_tokens.
-        respelled: Forks whose text encodes to ids that hold a banned one.
+        respelled: Forks whose text encodes to ids with a banned one among them.
         grades: Number of baselines and forks by status.
         wall_s: Seconds that all sessions worked, starts of engines included.
-        ended: Why a race came to its end (see `knockout.sweep.racing`); "" for other runs.
+        ended: Why a race ended (see `knockout.sweep.racing`); "" for other runs.
     """
 
     cells: int
@@ -68,7 +68,7 @@ class Totals:
 
     @property
     def complete(self) -> bool:
-        """Whether every planned cell is there with all of its forks, or the race has ended."""
+        """Whether every planned cell is stored with all of its forks, or the race has ended."""
         # A race leaves out what it has settled, so there only its end counts.
         done = bool(self.ended) or (self.owed_cells == 0 and self.unasked == 0)
         return done and self.owed_forks == 0
@@ -129,7 +129,7 @@ def totals(ledger: Ledger) -> Totals:
 def grade_cubes(ledger: Ledger) -> list[GradeCube]:
     """The grades of each benchmark: baselines, knockouts, and which of them were forked.
 
-    Of what the sweep asks for now. What is not there, failed, or could not be graded is −1.
+    Of what the sweep asks for now. What is missing, failed, or could not be graded is −1.
     """
     cubes, asked = [], ledger.asked()
     chosen = np.array(asked.candidates, dtype=np.int64)
@@ -137,7 +137,7 @@ def grade_cubes(ledger: Ledger) -> list[GradeCube]:
         benchmark = ledger.benchmarks[index]
         ids = ledger.doc_ids(index)
         cells = ledger.cells(index)
-        # What was asked for before is read too, and left out at the end.
+        # This also reads what was asked for before; the end leaves it out.
         n_seeds = max([benchmark.n_seeds, *(cell.seed + 1 for cell in cells)])
         shape = (len(ids), n_seeds)
         baseline = np.full(shape, -1, dtype=np.int8)

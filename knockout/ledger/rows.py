@@ -36,7 +36,7 @@ NO_ROOM = "no room"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The part of a ledger that its sweep asks for now; the rest was asked for before, and stays.
+    """The part of a ledger that its sweep asks for now; the rest was asked for before and stays.
 
     Attributes:
         benchmarks: Indices, in the sweep's order.
@@ -78,7 +78,7 @@ class BenchmarkRow:
 class ProblemRow:
     """A problem: its place, the benchmark's own id for it, its prompt as text and as (n,) ids.
 
-    `gold` is what a right answer is, for people to read; "" where the grader cannot say.
+    `gold` is what a right answer is, for people to read; "" if the grader cannot say.
     """
 
     benchmark: int
@@ -98,14 +98,14 @@ class CellRow:
         cell_seed: What keys its noise.
         tokens: (T,) the trajectory.
         finish: "stop", "length" or "error".
-        correct: 1, 0, or None where it was not graded.
+        correct: 1, 0, or None if it was not graded.
         grade: The grader's status.
         extracted: The answer that was graded.
         error: Why it failed.
         steps: (C,) int32 divergence steps, `INHERITED` or `NOT_ASKED`.
         n_early: Forks at a step where a difference could only not be excluded.
         n_checked: Forks whose first own token was compared with the baseline's.
-        n_coupling_errors: Those at which it is the same, so that they left at the wrong step.
+        n_coupling_errors: Those that begin with the same token, so they left at the wrong step.
     """
 
     key: CellKey
@@ -124,7 +124,7 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedCell:
-    """A cell that is there and has now asked more candidates.
+    """A stored cell that has now asked more candidates.
 
     Attributes:
         key: The cell.
@@ -145,13 +145,13 @@ class ForkRow:
         candidate: Index of the candidate.
         step: Tokens shared with the baseline.
         tokens: (T − step,) the ids after the fork.
-        respelled: Whether the decoded text encodes to ids that hold a banned one again. The ban
-            held on ids; a reader of the text may see the token all the same.
+        respelled: Whether the decoded text encodes to ids with a banned one among them. The ban
+            worked on ids, but a reader of the text may still see the token.
         parent: The candidate whose fork it left, for a pair; −1 for the baseline.
         shared: Tokens that it did not generate; None for `step`. A pair shares more with its
             parent than with the baseline, at most all of it.
         watched: Pairs of this candidate that it may be the parent of, and the step at which each
-            leaves it; `INHERITED` where it nowhere does.
+            leaves it; `INHERITED` if it never does.
     """
 
     key: CellKey
@@ -195,8 +195,8 @@ class AuditRow:
     """A knockout generated again from scratch.
 
     Attributes:
-        differs_at: First step at which its ids differ from the fork's (or from the baseline's
-            where it was inherited), −1 where all are equal.
+        differs_at: First step at which its ids differ from the fork's (or the baseline's, if
+            it was inherited), −1 if all are equal.
         tokens: (T,) what came out.
         finish: "stop", "length" or "error".
         error: Why it failed.

@@ -171,7 +171,7 @@ DROP TABLE IF EXISTS fork_total;
 {_TOTALS}
 INSERT INTO fork_total SELECT {FORK_TOTALS} FROM fork GROUP BY 1, 2, 3, 4;
 """
-"""Checksums of rows, interventions, and totals also where an early ledger has none."""
+"""Checksums of rows, interventions, and totals, also for early ledgers without them."""
 
 VERSIONS = (_FIRST, _SECOND)
 """What turns version n into version n + 1; version 0 is an empty file."""

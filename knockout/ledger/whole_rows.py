@@ -1,4 +1,4 @@
-"""Rows read back as they were written, to be written into another ledger."""
+"""Rows read back as they were written, to copy them into another ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WholeRows(Queries):
     """The inverse of `Ledger.commit`."""
 
     def cell_row(self, key: CellKey) -> CellRow:
-        """A cell that is there, with its baseline's tokens."""
+        """A stored cell, with its baseline's tokens."""
         rows = self.query(
             "SELECT cell_seed, ids, finish, correct, grade, extracted, error, steps, n_early,"
             " n_checked, n_coupling_errors FROM cell JOIN generation"
@@ -56,7 +56,7 @@ class WholeRows(Queries):
             yield ForkRow(*values)
 
     def audit_rows(self, key: CellKey) -> Iterator[AuditRow]:
-        """The audits of a cell. Where one is equal, only the length of its tokens counts."""
+        """The audits of a cell. If one is equal, only the length of its tokens counts."""
         rows: list[Any] = self.query(
             "SELECT candidate, differs_at, n_tokens, ids, finish, error FROM audit"
             f" WHERE {_OF_CELL} ORDER BY candidate",

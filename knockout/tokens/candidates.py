@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def family(self) -> Family:
-        """The hypotheses that it is judged with; each family is corrected by itself.
+        """The hypotheses that it is judged with; each family is corrected separately.
 
         Otherwise ten points of a dose-response curve, or all pairs, would make the single
         knockouts harder to see.
@@ -71,7 +71,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a source stands for.
+    """The candidates of a source, with what the user should know.
 
     Attributes:
         candidates: In the source's order: candidates (penalties before their ban), replacements,
@@ -101,11 +101,11 @@ class Vocabulary:
 
     @property
     def n_named(self) -> int:
-        """Ids from here to the width are padding: the tokenizer has no text for them."""
+        """Ids from this one to the width are padding: the tokenizer has no text for them."""
         return min(len(self.tokenizer), self.width)
 
     def show(self, token: int) -> str:
-        """The token's text, quoted; the vocabulary's own piece where it is no whole text."""
+        """The token's text, quoted; the vocabulary's own piece if it is no whole text."""
         if token >= self.n_named:
             return f"<padding {token}>"
         text = str(self.tokenizer.decode([token]))
@@ -129,7 +129,7 @@ class Vocabulary:
 
 
 def display(text: str) -> str:
-    """Quotes a text so that every character can be told: spaces kept, the rest escaped.
+    """Quotes a text so that every character is visible: spaces kept, the rest escaped.
 
     Example:
         >>> display(" the"), display("\\n"), display("a\\u00a0b")
@@ -183,7 +183,7 @@ def resolve(source: CandidateSource, vocabulary: Vocabulary) -> Resolved:
 
 
 def canary(vocabulary: Vocabulary, taken: Iterable[int] = ()) -> Candidate | None:
-    """The A/A candidate: the last id that no text can hold, or None where there is none."""
+    """The A/A candidate: the last id that no text can contain, or None."""
     taken = set(taken) | set(vocabulary.eos_ids)
     for token in range(vocabulary.width - 1, vocabulary.n_named - 1, -1):
         if token not in taken:
@@ -222,7 +222,7 @@ class _Builder:
         self.add_all(found.items, group)
 
     def add_all(self, items: Iterable[Item], group: Group) -> None:
-        """Adds entries; one that is there already is left out, with a warning for all of them."""
+        """Adds entries; leaves out repeated ones, with one warning for all of them."""
         again = []
         for item in items:
             name, ids = self._entry(item)
@@ -325,7 +325,7 @@ class _Builder:
             if not self.allow_eos:
                 raise UsageError(
                     f"{where}: token id {token}, {text}, ends the text; without it a trajectory "
-                    "cannot end by itself. Set `candidates.allow_eos: true` to ban it all the same"
+                    "cannot end by itself. Set `candidates.allow_eos: true` to ban it anyway"
                 )
             self.warnings.append(
                 f"{where}: token id {token}, {text}, ends the text: this knockout mostly runs "
@@ -333,7 +333,7 @@ class _Builder:
             )
         elif token >= self.vocabulary.n_named:
             self.warnings.append(
-                f"{where}: token id {token} is padding of the vocabulary; no text holds it"
+                f"{where}: token id {token} is padding of the vocabulary; no text contains it"
             )
         elif token in self.special:
             self.warnings.append(f"{where}: token id {token}, {text}, is a special token")
@@ -344,7 +344,7 @@ def _ids(ids: Sequence[int]) -> str:
 
 
 def _with_unique_names(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Adds the id to names that would be there twice (two ids can have the same text)."""
+    """Adds the id to names that would occur twice (two ids can have the same text)."""
     names = [candidate.name for candidate in candidates]
     unique = []
     for candidate in candidates:

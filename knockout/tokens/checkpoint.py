@@ -31,7 +31,7 @@ __all__ = [
 EMBEDDED = "smollm2-135m"
 """Name of the model that needs no hub (SmolLM2-135M-Instruct)."""
 
-_FORMAT = 1  # Raised when what the embedded checkpoint folder holds changes.
+_FORMAT = 1  # Increase it when the content of the embedded checkpoint folder changes.
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -127,7 +127,7 @@ def _unpack(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    # The GGUF reader's progress bar heeds no setting of transformers.
+    # No setting of transformers turns off the GGUF reader's progress bar.
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -142,7 +142,7 @@ def _unpack(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Holds back transformers' progress bars and warnings inside a `with` block."""
+    """Suppresses transformers' progress bars and warnings inside a `with` block."""
     from transformers.utils import logging
 
     bars: Any = logging  # its functions carry no types
@@ -160,8 +160,8 @@ def quiet_transformers() -> Iterator[None]:
 def _from_hub(name: str, revision: str | None) -> str:
     """A hub model's snapshot folder: from the cache, else downloaded.
 
-    The hub is asked once with a short time limit before anything else, so that a machine without
-    network is told so within seconds.
+    First asks the hub once with a short time limit, so that without a network the error comes
+    within seconds.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -175,7 +175,7 @@ def _from_hub(name: str, revision: str | None) -> str:
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
     try:
-        # With no complete snapshot of this revision, transformers would not start either.
+        # Without a complete snapshot of this revision transformers would not start either.
         folder = snapshot_download(
             name, revision=revision, local_files_only=True, allow_patterns=patterns
         )
@@ -203,7 +203,7 @@ def _from_hub(name: str, revision: str | None) -> str:
             f"model {name!r} is not in the local hub cache, and HF_HUB_OFFLINE is set: unset it, or "
             f"{advice}"
         ) from error
-    except Exception as error:  # the hub's HTTP library has an exception tree of its own
+    except Exception as error:  # the hub's HTTP library has its own exceptions
         raise KnockoutError(
             f"model {name!r} is not a folder here, and the hub did not give it "
             f"({type(error).__name__}: {error}): check the network, or {advice}"
@@ -218,7 +218,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         trust_remote_code: Whether code inside the folder may run.
 
     Raises:
-        KnockoutError: The folder holds no tokenizer that loads.
+        KnockoutError: The folder has no tokenizer that can be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -235,7 +235,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
 def eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
     """The ids that a checkpoint declares as ending a text.
 
-    These are the tokenizer's and those of the generation config (of the config, where there is no
+    These are the tokenizer's and those of the generation config (of the config, if there is no
     generation config). `knockout.tokens.eos.stop_ids` adds the chat template's.
 
     Args:
@@ -243,7 +243,7 @@ def eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
         tokenizer: Its tokenizer, or None.
 
     Returns:
-        Ascending ids; empty where the model has none.
+        Ascending ids; empty if the model has none.
     """
     declared: Any = None
     for name in ("generation_config.json", "config.json"):

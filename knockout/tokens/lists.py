@@ -1,7 +1,7 @@
-"""Lists of tokens in files: every form that people have; every complaint names file and row.
+"""Lists of tokens in files, in every common form; every error names file and row.
 
-A form is found by the file's ending, and what its entries are by the whole list: a text file or a
-column that holds nothing but whole numbers is a list of ids, any other a list of token texts.
+The file's ending decides the form, and the whole list decides what its entries are: a text file or
+a column of nothing but whole numbers is a list of ids, any other a list of token texts.
 `TokenFile.how` says in words how a file was read.
 """
 
@@ -21,7 +21,7 @@ from knockout.tokens.tables import Table, read_csv, read_parquet
 
 __all__ = ["Item", "TokenFile", "open_list", "read_list"]
 
-# Columns and keys that hold ids in the lists of this project and in published ones, best first.
+# Columns and keys with ids in the lists of this project and in published ones, best first.
 _ID_COLUMNS = ("token_ids", "token_id", "rock_id", "id", "ids")
 _LIST_KEYS = ("candidates", "token_ids", "ids", "strings", "freeze_list")
 
@@ -38,7 +38,7 @@ class Item:
     Attributes:
         value: A token id, a token's text, or the ids of a set that is banned together.
         where: File and row, for messages.
-        name: A set's name; empty where the list gives none.
+        name: A set's name; empty if the list gives none.
     """
 
     value: int | str | tuple[int, ...]
@@ -69,14 +69,14 @@ def open_list(path: Path, column: str | None = None) -> TokenFile:
 
     Args:
         path: The file; its ending says how it is read. `.csv`, `.tsv` and `.parquet` are tables.
-            `.json`, `.jsonl`, `.yaml` and `.yml` hold ids, texts (in quotes), or objects such as
+            `.json`, `.jsonl`, `.yaml` and `.yml` contain ids, texts (in quotes), or objects such as
             those of `knockout export`. Anything else is text: ids, or a text a line (quoted as in
-            JSON where white space matters).
-        column: Of a table, or a key of the objects in JSON; it may be left out where there is but
+            JSON if white space matters).
+        column: Of a table, or a key of the objects in JSON; it may be left out if there is only
             one, or one with a name that is known (token_id, rock_id, ...).
 
     Raises:
-        UsageError: The file is missing, malformed or empty, or holds something else.
+        UsageError: The file is missing, malformed or empty, or contains something else.
     """
     kind = path.suffix.lower()
     readers: dict[str, Callable[[Path, str | None], TokenFile]] = {
@@ -154,8 +154,8 @@ def _from_text(path: Path, column: str | None) -> TokenFile:
         try:
             return _from_values(path, json.loads(text), None)
         except ValueError:
-            pass  # lines of text, the first of which starts with a bracket
-    # Not splitlines: a token may well be one of its rarer line ends.
+            pass  # lines of text whose first starts with a bracket
+    # Not splitlines: a token may be one of its rarer line ends.
     lines = [
         (f"{path} line {number}", line)
         for number, line in enumerate(text.split("\n"), start=1)
@@ -174,7 +174,7 @@ def _from_text(path: Path, column: str | None) -> TokenFile:
 
 
 def _from_values(path: Path, found: Any, column: str | None) -> TokenFile:
-    """What a JSON or YAML file holds."""
+    """The entries of a JSON or YAML file."""
     how = path.name
     if isinstance(found, dict):
         if "token_ids" in found and "candidates" in found:
@@ -216,7 +216,7 @@ def _from_values(path: Path, found: Any, column: str | None) -> TokenFile:
     return _finished(path, items, how)
 
 
-# What the readers share.
+# Shared by the readers.
 
 
 def _finished(path: Path, items: Sequence[Item], how: str) -> TokenFile:
@@ -246,12 +246,12 @@ def _typed(
     *,
     ids_only: bool = False,
 ) -> list[Item]:
-    """Ids where every cell is a whole number, else texts."""
+    """Ids if every cell is a whole number, else texts."""
     whole = [_WHOLE_OR_FLOAT.fullmatch(cell.strip()) is not None for _, cell in cells]
     if all(whole):
         return [Item(_whole(cell, where), where) for where, cell in cells]
     where, odd = cells[whole.index(False)]
-    # Digits alone may be texts too; longer numbers are hardly ever tokens.
+    # Short numbers may be texts too; longer ones are hardly ever tokens.
     ids = sum(
         is_whole and len(cell.strip()) > 1 for is_whole, (_, cell) in zip(whole, cells, strict=True)
     )
@@ -309,7 +309,7 @@ def _checked_text(text: str, where: str) -> str:
 
 
 def _ids_in(cell: str) -> list[Any] | None:
-    """The list that a cell holds as JSON; None where it is something else."""
+    """The JSON list in a cell; None if it is something else."""
     if not cell.startswith("["):
         return None
     try:
@@ -359,7 +359,7 @@ def _without_blank_end(path: Path, cells: Sequence[tuple[str, str]]) -> list[tup
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file: UTF-8, or UTF-16 where it starts with that mark; \\n ends a line."""
+    """The text of a file: UTF-8, or UTF-16 if it starts with that mark; \\n ends a line."""
     raw = path.read_bytes()
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")

@@ -27,7 +27,7 @@ class Table:
         columns: Names in the file's order.
         rows: Where each row stands, for messages.
         values: Cells of each column, one a row.
-        named: False where the file has no header.
+        named: False if the file has no header.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Table:
 def read_csv(path: Path, text: str, delimiter: str = ",") -> Table:
     """Reads the text of a CSV or TSV file.
 
-    A comma gives way to a semicolon or a tab where the header has none. A file with a single
+    The delimiter is a semicolon or a tab if the header has no comma. A file with a single
     column of whole numbers from its first line on has no header.
     """
     first = text.partition("\n")[0]

@@ -1,4 +1,4 @@
-r"""Where the thinking of a response ends and its answer begins. One place for all who ask.
+r"""Where the thinking of a response ends and its answer begins.
 
 Tags may be plain text (`<think>…</think>`), special tokens (`[THINK]…[/THINK]`), opened by the prompt,
 or channels (`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`).
@@ -39,7 +39,7 @@ _SECOND_TURN = re.compile(
 
 
 def opening(think_end: str) -> str:
-    """The tag that opens what `think_end` closes; "" where there is none."""
+    """The tag that opens what `think_end` closes; "" if there is none."""
     if think_end in _OTHER_OPENINGS:
         return _OTHER_OPENINGS[think_end]
     opened = think_end.replace("/", "", 1)
@@ -105,7 +105,7 @@ def _final_channel(text: str) -> tuple[int, int] | None:
 
 
 def after_thinking(text: str, think_end: str | None, *, opened: bool = False) -> str | None:
-    r"""Returns the answer of a response; None where it is still thinking.
+    r"""Returns the answer of a response; None if it is still thinking.
 
     >>> after_thinking("[THINK]hm[/THINK]\n7", "[/THINK]")
     '7'
@@ -135,7 +135,7 @@ def response_text(
         tokens: (T,) token ids.
         stop: Stop strings; they count in the answer only.
         eos_ids: Ids that end a trajectory.
-        think_end: The closing tag; None where there is no thinking.
+        think_end: The closing tag; None if there is no thinking.
         opened: Whether the prompt itself opened the thinking.
     """
     ids = [int(i) for i in tokens]

@@ -44,7 +44,7 @@ def vocabulary_fingerprint(tokenizer: Any) -> str:
     """Hash of what token ids mean: every piece of the vocabulary with its id.
 
     Chat templates and padding do not count, so a base model, its instructed version and a larger
-    sibling share a fingerprint where they share their ids.
+    sibling share a fingerprint if they share their ids.
     """
     pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
     text = json.dumps(pairs, ensure_ascii=True)
@@ -92,7 +92,7 @@ def read_token_list(
         path: What `knockout export` wrote: the self-describing JSON, a bare JSON list of ids, or a
             table with a column of ids.
         tokenizer: The tokenizer of the model to train. With it a self-describing list is refused
-            where the ids mean something else, and so is any id beyond the vocabulary.
+            if the ids mean something else, and so is any id beyond the vocabulary.
         force: Takes the list in spite of that.
         column: Column of the ids in a table.
 

@@ -1,4 +1,4 @@
-"""What a sweep makes of its list beside plain bans: scopes, replacements, dose-response, pairs."""
+"""What a sweep makes of its list besides plain bans: scopes, replacements, dose-response, pairs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def pairs_of(
 ) -> list[Candidate]:
     """All pairs of the banned candidates, or of those that are named.
 
-    A pair whose ids are those of a candidate of the list (a set that holds the other member, or a
+    A pair whose ids are those of a candidate of the list (a set that contains the other member, or a
     set of just these two) is that candidate, and is left out.
 
     Args:
