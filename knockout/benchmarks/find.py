@@ -20,7 +20,7 @@ def own_tasks() -> Path:
 
 
 def own_kind(name: str, include_path: Path | None = None) -> str:
-    """The grader that a task asks for by name, or "" where lm-eval's metric grades it."""
+    """The grader that a task asks for by name, or "" if lm-eval's metric grades it."""
     if include_path is not None:
         manager, leaves = find_leaves(name, include_path)
         config = manager.task_index[leaves[0][0]].cfg if len(leaves) == 1 else None

@@ -57,7 +57,7 @@ class Request:
         stop: Strings that end the trajectory. Checked on the text of the whole trajectory, so
             that a stop string may span the fork point; the token that completes it is the last.
         stop_after: What closes the thinking: stop strings count only in the answer behind it, or
-            where there is no thinking. "" where they count everywhere.
+            where there is no thinking. "" if they count everywhere.
     """
 
     key: str
@@ -84,10 +84,10 @@ class Completion:
         n_generated: How many of them this request generated: T − len(prefix).
         finish: "stop" (end-of-text token or stop string), "length", or "error".
         changes: (W,) int32, for each watched intervention the first generated step (its index in
-            the whole trajectory) at which the pick would differ, −1 where there is none; None
+            the whole trajectory) at which the pick would differ, −1 if there is none; None
             where nothing was watched.
         early: (W,) bool, where that step is one at which more would differ than an answer can
-            name, so that those not named are taken to differ; None where nothing was watched.
+            name, so that those not named are taken to differ; None if nothing was watched.
         error: What went wrong, where finish is "error"; tokens then hold what came before.
     """
 

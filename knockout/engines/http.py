@@ -114,7 +114,7 @@ class Server:
         """What it serves.
 
         Args:
-            wanted: The name among several; None where there is one.
+            wanted: The name among several; None if there is one.
 
         Raises:
             UsageError: It serves another model, or is no vLLM server.
@@ -160,7 +160,7 @@ class Server:
         return ServedModel(name, length, _version(version))
 
     def encode(self, model: str, text: str) -> list[int] | None:
-        """The server's own token ids of a text; None where it does not tell.
+        """The server's own token ids of a text; None if it does not tell.
 
         Raises:
             KnockoutError: What it tells are no token ids.
@@ -233,7 +233,7 @@ class Server:
 
 
 def _version(answer: httpx.Response) -> str:
-    """vLLM's version; "" where the server does not tell."""
+    """vLLM's version; "" if the server does not tell."""
     try:
         content = answer.json() if answer.status_code == 200 else {}
     except ValueError:

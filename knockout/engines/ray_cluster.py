@@ -143,7 +143,7 @@ def engines_that_fit(wanted: int | None, gpus_each: int, cluster: dict[str, floa
 
     Args:
         wanted: `engine.data_parallel`, or None for as many as there is room for.
-        gpus_each: GPUs of one engine; 0 where it runs on CPUs.
+        gpus_each: GPUs of one engine; 0 if it runs on CPUs.
         cluster: What Ray says the cluster has.
 
     Raises:

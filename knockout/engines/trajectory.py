@@ -105,7 +105,7 @@ class Trajectory:
 
     @property
     def thought_closed(self) -> bool:
-        """Whether the tokens that close the thinking have come; False where there are none."""
+        """Whether the tokens that close the thinking have come; False if there are none."""
         if not self.request.think_end:
             return False
         if self._thought is None:
@@ -117,7 +117,7 @@ class Trajectory:
 
     @property
     def finish(self) -> Finish | None:
-        """Why the trajectory ends with its last token, or None where it goes on."""
+        """Why the trajectory ends with its last token, or None if it goes on."""
         if self.tokens:
             if self.tokens[-1] in self._eos_ids:
                 return "stop"

@@ -40,7 +40,7 @@ class _Group:
         mask: (n, T) int64, 0 at left padding.
         cache: transformers' cache of these rows.
         logits: (n, V) float32 for the next token.
-        batch: Rules of the rows; None where the rows have changed.
+        batch: Rules of the rows; None if the rows have changed.
     """
 
     paths: list[Trajectory]

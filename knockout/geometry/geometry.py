@@ -56,7 +56,7 @@ class Geometry:
         mean_kl: In nats.
         mean_norm: Mean length of g over its positions.
         norm: Length of G_v. Far below `mean_norm` where its positions pull against each other.
-        coherence: norm / mean_norm, in [0, 1]: 1 where all positions pull the same way.
+        coherence: norm / mean_norm, in [0, 1]: 1 if all positions pull the same way.
         cos_global: Cosine of G_v and G_global.
         cos_global_rest: The same with G_global of all other positions; a frequent type is part of
             the whole and agrees with itself.

@@ -10,7 +10,7 @@ sum of the n_p unit vectors of prompt p, S = Σ S_p and n = Σ n_p,
     mean over pairs of different prompts of u_i · u_j = (‖S‖² − Σ ‖S_p‖²) / (n² − Σ n_p²),
 
 so one sum vector per type is enough: time and memory are linear in the occurrences, not quadratic.
-It lies in [0, 1]: 0 where no two prompts share a token of context, 1 where all contexts are the
+It lies in [0, 1]: 0 if no two prompts share a token of context, 1 if all contexts are the
 same.
 """
 

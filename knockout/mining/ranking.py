@@ -162,7 +162,7 @@ def knee(curve: pd.DataFrame) -> int | None:
         curve: `cutoff_curve(...)`.
 
     Returns:
-        K; None where fewer than three types are ranked, or the curve is nowhere above the line (a
+        K; None if fewer than three types are ranked, or the curve is nowhere above the line (a
         list that is not ranked by its share).
     """
     share = curve["kl_share"].to_numpy(dtype=np.float64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 __all__ = ["Moves", "noise_factors", "read_moves"]
 
 Moves = dict[str, dict[str, NDArray[np.float64]]]
-"""By benchmark and candidate's name: (P,) its differences on the problems, 0 where it has none."""
+"""By benchmark and candidate's name: (P,) its differences on the problems, 0 if it has none."""
 
 
 def read_moves(run: Path) -> Moves:

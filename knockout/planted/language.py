@@ -293,7 +293,7 @@ def problems(language: Language, seed: int, n: int) -> Iterator[dict[str, str]]:
 
 
 def grade(response: str, answer: str) -> int:
-    """1 where the digit after the first `ans` is the answer, else 0."""
+    """1 if the digit after the first `ans` is the answer, else 0."""
     words = response.split()
     place = words.index("ans") + 1 if "ans" in words else len(words)
     return int(words[place : place + 1] == [answer])

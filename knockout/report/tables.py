@@ -36,8 +36,8 @@ class CellTable:
 
     Attributes:
         doc_ids: P of them.
-        correct: (P, S) int8, −1 where not graded or not there.
-        n_tokens: (P, S) int32, −1 where not there.
+        correct: (P, S) int8, −1 if not graded or not there.
+        n_tokens: (P, S) int32, −1 if not there.
         unfinished: (P, S) bool, ran into max_tokens.
         n_asked: (C, S) int32, cells in which a candidate was asked for, by seed.
         n_inherited: (C,) int32.
@@ -72,7 +72,7 @@ class ForkTable:
         step: (n,) int32, tokens shared with the baseline.
         n_tokens: (n,) int32, of the whole trajectory.
         unfinished: (n,) bool.
-        correct: (n,) int8, −1 where not graded.
+        correct: (n,) int8, −1 if not graded.
         grade: (n,) int16 index into `statuses`.
         base_tokens: (n,) int32, the baseline's length.
         base_unfinished: (n,) bool.

@@ -146,7 +146,7 @@ def problem(ledger: Ledger, key: CellKey) -> dict[str, Any] | None:
 
 
 def pair(ledger: Ledger, key: PairKey) -> dict[str, Any] | None:
-    """A baseline and one of its knockouts, or None where the ledger lacks them.
+    """A baseline and one of its knockouts, or None if the ledger lacks them.
 
     An inherited knockout has `knockout: None`; so has candidate −1, which asks for the baseline
     alone.

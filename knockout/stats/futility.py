@@ -92,7 +92,7 @@ def chance_of_claim(
         by_problem: Whether the bet's units are problems (target `population`) and not cells.
 
     Returns:
-        (C,) probabilities; 1 without any pair of grades, 0 where no outcome could reach the goal.
+        (C,) probabilities; 1 without any pair of grades, 0 if no outcome could reach the goal.
 
     Example:
         >>> counts = {"problems": 100, "cells": 400, "differing": 40, "sizes": 40, "squares": 40}

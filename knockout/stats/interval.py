@@ -42,7 +42,7 @@ def mean_interval(
         alpha: Error rate, one or (C,).
 
     Returns:
-        (C,) lower and upper limits, NaN where there are fewer than two units. They exclude 0
+        (C,) lower and upper limits, NaN if there are fewer than two units. They exclude 0
         exactly where p < alpha and touch it where p = alpha.
     """
     z = np.asarray(stats.norm.isf(np.asarray(alpha, dtype=np.float64) / 2))
@@ -70,7 +70,7 @@ def equivalence_interval(tally: Tally, alpha: float = 0.05) -> tuple[Floats, Flo
         alpha: Level of each one-sided test.
 
     Returns:
-        (C,) lower and upper limits, NaN where there are fewer than two units.
+        (C,) lower and upper limits, NaN if there are fewer than two units.
     """
     low, high = _limits(tally, np.asarray(stats.norm.isf(alpha)), 3.0)
     return _known(tally.n, np.maximum(low, -1.0)), _known(tally.n, np.minimum(high, 1.0))

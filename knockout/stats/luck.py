@@ -48,7 +48,7 @@ def expected_calls(
     """Redraws the signs of all differences, jointly over candidates.
 
     Args:
-        moves: (C, U) differences of each candidate on each unit (problem, or cell), 0 where it has
+        moves: (C, U) differences of each candidate on each unit (problem, or cell), 0 if it has
             none.
         alpha: Two-sided level of an uncorrected call.
         draws: B, how often.

@@ -21,11 +21,11 @@ def adjust_holm(p_values: ArrayLike, m: int | None = None) -> Floats:
     """Holm's step-down adjusted p-values (family-wise error).
 
     Args:
-        p_values: (C,) p-values, NaN where there is none.
+        p_values: (C,) p-values, NaN if there is none.
         m: Planned number of hypotheses, at least the number of p-values; None counts them all.
 
     Returns:
-        (C,) adjusted p-values, NaN where there was none.
+        (C,) adjusted p-values, NaN if there was none.
 
     Source: Holm, Scandinavian Journal of Statistics 6 (1979).
 
@@ -62,12 +62,12 @@ def ebh(e_values: ArrayLike, alpha: float, m: int | None = None) -> NDArray[np.b
     when the e-values come from e-processes (Wang & Ramdas, JRSS-B 84, 2022).
 
     Args:
-        e_values: (C,) e-values, NaN where there is none: never rejected.
+        e_values: (C,) e-values, NaN if there is none: never rejected.
         alpha: Rate.
         m: Planned number of hypotheses; None counts all C.
 
     Returns:
-        (C,) True where rejected.
+        (C,) True if rejected.
     """
     e = np.asarray(e_values, dtype=np.float64)
     m = len(e) if m is None else _planned(int((~np.isnan(e)).sum()), m)

@@ -90,7 +90,7 @@ class Tally:
         )
 
     def mean(self) -> Floats:
-        """(C,) Δ, the mean difference over units; NaN where there is none."""
+        """(C,) Δ, the mean difference over units; NaN if there is none."""
         n = self.n
         return np.where(n > 0, self.moments()[0] / np.maximum(n, 1), np.nan)
 

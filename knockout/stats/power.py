@@ -62,8 +62,8 @@ class Design:
         n_problems: Problems; for target `benchmark` cells, with one seed each.
         n_seeds: Seeds of a problem.
         share: Share π of cells whose grade differs without any effect.
-        correlation: Of two cells' differences on one problem without an effect, in [0, 1]: 0 where
-            no problem leans to either side, 1 where repeats add nothing.
+        correlation: Of two cells' differences on one problem without an effect, in [0, 1]: 0 if
+            no problem leans to either side, 1 if repeats add nothing.
         pass1: Pass@1 of the baseline, the largest loss that there can be.
         spread: a + b of the beta distribution of difficulty (`difficulty`).
     """
@@ -134,7 +134,7 @@ def mde(design: Design, alpha: float = 0.05, promised: float = 0.8) -> float:
     """Smallest loss of Pass@1 that the design sees with the promised power.
 
     Returns:
-        The loss in (0, `design.pass1`], or NaN where no loss that is possible is seen so often.
+        The loss in (0, `design.pass1`], or NaN if no loss that is possible is seen so often.
 
     Example:
         >>> round(mde(Design(30, 1, share=0.0)), 3), mde(Design(12, 16), 0.05 / 200)
@@ -179,7 +179,7 @@ def mde_of_shares(
     """`mde` of many candidates that differ in their share alone: a few, and a line between them.
 
     Args:
-        shares: (C,) shares of differing cells without an effect, NaN where unknown.
+        shares: (C,) shares of differing cells without an effect, NaN if unknown.
         design: All else.
         alpha: Two-sided level.
         promised: Power.
@@ -222,7 +222,7 @@ def plan_mde(
         power: Promised power.
 
     Returns:
-        (len(seeds),) losses, NaN where none is seen.
+        (len(seeds),) losses, NaN if none is seen.
 
     Example:
         >>> plan_mde(30, [1, 4]).round(2).tolist()
@@ -280,7 +280,7 @@ def difficulty(right: ArrayLike, n_seeds: int) -> tuple[float, float]:
 def seed_correlation(pairs: Pairs) -> Floats:
     """(C,) how much repeats of a problem agree in their differences, for `Design`.
 
-    From (Σ over seeds)² = own squares + products of two seeds; 0 where fewer than two seeds or no
+    From (Σ over seeds)² = own squares + products of two seeds; 0 if fewer than two seeds or no
     difference say anything, never below 0.
     """
     sums = pairs.won - pairs.lost

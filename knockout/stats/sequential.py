@@ -83,7 +83,7 @@ class Settlement:
         log_stumbling: (C,) the same against "no effect or a loss".
         log_equivalent: (C,) the same against |Δ| ≥ margin.
         chance: (C,) predictive probability of a claim of an effect by the last planned round, at
-            the last look that asked for it; NaN where none did.
+            the last look that asked for it; NaN if none did.
     """
 
     status: tuple[Status, ...]
@@ -95,7 +95,7 @@ class Settlement:
     chance: Floats
 
     def log_evidence(self, candidate: int) -> float:
-        """Log e-value of the claim by which a candidate was settled; NaN where none was made."""
+        """Log e-value of the claim by which a candidate was settled; NaN if none was made."""
         of = {
             "pillar": self.log_pillar,
             "stumbling_block": self.log_stumbling,
@@ -133,7 +133,7 @@ def log_sign_capital(tally: Tally, side: Literal["below", "above"]) -> Floats:
         side: "below" bets on losses, "above" on gains.
 
     Returns:
-        (C,) log of the capital averaged over `SIGN_BETS`; 0 where nothing differs.
+        (C,) log of the capital averaged over `SIGN_BETS`; 0 if nothing differs.
     """
     sizes = np.where(tally.counts > 0, np.abs(tally.values), 0.0)
     largest = sizes.max(axis=1, initial=0.0)
@@ -152,7 +152,7 @@ def bounded_p(tally: Tally) -> Floats:
     nothing else is assumed. It pays for that with power.
 
     Returns:
-        (C,) p-values in (0, 1]; 1 where nothing differs, NaN without units.
+        (C,) p-values in (0, 1]; 1 if nothing differs, NaN without units.
     """
     larger = np.maximum(log_capital(tally, 0.0, "below"), log_capital(tally, 0.0, "above"))
     return np.where(tally.n > 0, np.exp(np.minimum(np.log(2) - larger, 0.0)), np.nan)

@@ -34,7 +34,7 @@ def signflip_p(tally: Tally) -> Floats:
         tally: Differences per unit of C candidates.
 
     Returns:
-        (C,) p-values in (0, 1]: P(|Σ ±k_i| ≥ |Σ observed|). 1 where nothing differs, NaN where
+        (C,) p-values in (0, 1]: P(|Σ ±k_i| ≥ |Σ observed|). 1 if nothing differs, NaN if
         there are no units. With one seed this is the exact McNemar test.
 
     Source: Pesarin & Salmaso, "Permutation Tests for Complex Data" (2010), section 1.9; the

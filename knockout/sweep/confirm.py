@@ -262,7 +262,7 @@ def compare(plan: Confirmation, fresh: pd.DataFrame) -> list[dict[str, Any]]:
     """Lines up first and fresh estimates: a mapping with `COMPARED` for each benchmark and test.
 
     `shrinkage` is the fresh Δ over the first one. `confirmed` says whether what either rule had
-    called the candidate on this benchmark is its verdict again, by the rule of the run; None where
+    called the candidate on this benchmark is its verdict again, by the rule of the run; None if
     it had not been called. `sum_of_singles` is what a list's Δ would be if its members' first Δ
     added up.
     """

@@ -111,7 +111,7 @@ def first_pick(tokens: NDArray[np.int64], bans: Sequence[Sequence[int]]) -> NDAr
         bans: C sets of token ids, none of them empty.
 
     Returns:
-        (C,) int64 steps, T where none was picked.
+        (C,) int64 steps, T if none was picked.
     """
     if not bans:
         return np.empty(0, dtype=np.int64)

@@ -67,7 +67,7 @@ class Divergences(NamedTuple):
 class Cell:
     """A cell that is being worked on; forks wait with their rows until its own is written.
 
-    `early` says which of the steps were taken for want of room; None where that is not known any
+    `early` says which of the steps were taken for want of room; None if that is not known any
     more (a cell of an earlier session).
     """
 

@@ -27,8 +27,8 @@ class PlannedProblem:
         doc_id: The benchmark's own id, unique in it.
         prompt: Token ids.
         stop: Strings that end a trajectory.
-        max_tokens: Longest trajectory, in tokens; below 1 where the prompt leaves no room.
-        think_end: What closes the thinking; None where there is none.
+        max_tokens: Longest trajectory, in tokens; below 1 if the prompt leaves no room.
+        think_end: What closes the thinking; None if there is none.
         think_open: Whether the prompt itself opened the thinking.
         thinks: Whether stop strings count only after the thinking.
         think_ids: Token ids that close the thinking, where candidates act in a part of the text.

@@ -50,7 +50,7 @@ class Assumptions:
         pass1: Pass@1 of the baseline.
         tokens_per_s: Speed of the engine.
         correlation: Of a problem's differences on two seeds (`stats.power.Design`).
-        rates: (C,) occurrences of each candidate per trajectory, or None where unknown.
+        rates: (C,) occurrences of each candidate per trajectory, or None if unknown.
     """
 
     mean_tokens: float | None = None
@@ -70,7 +70,7 @@ class BenchmarkForecast:
         forks, tokens, tokens_naive: Expected, over all seeds; tokens are of baselines and forks.
         tokens_audit: Expected, to generate audited knockouts once more from scratch.
         mde_nominal, mde_fdr: Smallest detectable loss for each of `SEEDS`, without correction and
-            with one over the candidates that can reach the level; NaN where none can be seen.
+            with one over the candidates that can reach the level; NaN if none can be seen.
         family: Candidates that are expected to be corrected for, at the planned seeds.
         margin_best: Half-width of the equivalence interval of a candidate that differs nowhere: no
             smaller margin can be shown on these problems.

@@ -80,7 +80,7 @@ class RaceState:
 
     @property
     def next_seed(self) -> int | None:
-        """The seed of the next round, or None where no round is left or nothing is open."""
+        """The seed of the next round, or None if no round is left or nothing is open."""
         going = [
             done
             for done, planned, settled in zip(
@@ -98,7 +98,7 @@ def race_rule(ledger: Ledger) -> VerdictRule | None:
 
 
 def race_futility(ledger: Ledger) -> float | None:
-    """The chance of an effect below which a run drops its candidates; None where it does not."""
+    """The chance of an effect below which a run drops its candidates; None if it does not."""
     adaptive = ledger.meta_json("identity", {}).get("adaptive")
     value = None if adaptive is None else adaptive.get("futility")
     return None if value is None else float(value)
@@ -121,7 +121,7 @@ def race_of(ledger: Ledger) -> Race | None:
 def race_warnings(
     rule: VerdictRule, benchmark: str, n_problems: int, max_seeds: int, n_hypotheses: int
 ) -> list[str]:
-    """Why a race by this rule is no good on a benchmark; empty where it is good.
+    """Why a race by this rule is no good on a benchmark; empty if it is good.
 
     Asks `settle` about a candidate that loses every answer, and one that changes none.
     """

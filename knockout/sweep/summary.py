@@ -107,7 +107,7 @@ def replays(ledger: Ledger) -> dict[str, int]:
 
 
 def _canary(ledger: Ledger) -> dict[str, Any] | None:
-    """What the A/A row shows; None where the vocabulary has no id that cannot occur."""
+    """What the A/A row shows; None if the vocabulary has no id that cannot occur."""
     for index, candidate in enumerate(ledger.candidates):
         if candidate.group == "canary":
             audited, differ = ledger.audit_counts(index)

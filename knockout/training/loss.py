@@ -41,11 +41,11 @@ class SelectiveLoss(NamedTuple):
 
     Attributes:
         loss: () float32, Σ_t w_t D_t in nats.
-        kl: (N,) float32, the divergence of each position, in nats; NaN where it was skipped.
+        kl: (N,) float32, the divergence of each position, in nats; NaN if it was skipped.
         weights: (N,) float32, the weights that were applied.
-        entropy: (N,) float32, the student's entropy in nats; NaN where it was skipped.
+        entropy: (N,) float32, the student's entropy in nats; NaN if it was skipped.
         grad_norm: (N,) float32, length of ∂D/∂z with respect to the student's logits at the
-            loss's temperature, before weighting; NaN where it was skipped.
+            loss's temperature, before weighting; NaN if it was skipped.
     """
 
     loss: Tensor

@@ -50,7 +50,7 @@ class Block:
     name: str
     candidates: tuple[Candidate, ...]
     tally: Tally
-    reasons: list[str]  # why there is no test; "" where there is one
+    reasons: list[str]  # why there is no test; "" if there is one
     counts: dict[str, NDArray[np.int64]]  # columns that are plain counts
     base: NDArray[np.float64]  # baseline grades added up over the tally's units
     sums: dict[str, NDArray[np.float64]]  # Δ if all missing grades had fallen one way, × units

@@ -98,7 +98,7 @@ def smallest_effects(block: Block, alpha: float | Floats) -> Floats:
 def carrying(values: Floats, counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """(C,) the fewest units that make up at least half of the sum of the differences.
 
-    Taken in the direction of Δ, the largest first; 0 where the sum is 0.
+    Taken in the direction of Δ, the largest first; 0 if the sum is 0.
 
     Args:
         values: (A,) differences.

@@ -26,7 +26,7 @@ class Family:
     """The hypotheses of one benchmark that are judged together, with their data.
 
     Attributes:
-        p: (C,) two-sided p-values, NaN where there is none.
+        p: (C,) two-sided p-values, NaN if there is none.
         differing: (C,) problems (cells for target `benchmark`) that differ.
         planned: Hypotheses that were planned, at least C.
         alpha: Error level.

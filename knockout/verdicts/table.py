@@ -173,7 +173,7 @@ def build_verdicts(
 
 
 def _interventions(block: Block) -> dict[str, list[Any]]:
-    """What each candidate changes; None where a kind has no such number."""
+    """What each candidate changes; None if a kind has no such number."""
     all_of = [c.intervention for c in block.candidates]
     return {
         "intervention": [i.kind for i in all_of],
