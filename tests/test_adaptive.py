@@ -364,9 +364,9 @@ def test_a_race_warns_where_it_cannot_pay() -> None:
     rule = VerdictRule()
     assert race_warnings(rule, "maths", 500, 16, 200) == []
     (few,) = race_warnings(VerdictRule(margin=0.05), "maths", 500, 3, 200)
-    assert "3 seeds saves next to no forks" in few
+    assert "3 seeds saves hardly any forks" in few
     found = " ".join(race_warnings(rule, "aime", 30, 16, 200))
-    assert "finds next to nothing" in found
+    assert "finds hardly anything" in found
     assert "no candidate can be shown to lie within ±0.02" in found
     (nothing,) = race_warnings(rule, "aime", 8, 4, 200)
     assert "cannot settle anything" in nothing

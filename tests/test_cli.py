@@ -185,7 +185,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
         if not json.loads((out / "summary.json").read_text())["complete"]:
             break
     assert process.returncode == 130, errors
-    assert "go on with: knockout run" in errors
+    assert "resume with: knockout run" in errors
     assert "Traceback" not in errors + printed
     code, text, _ = knockout("status", out, "--json")
     assert (code, json.loads(text)["complete"]) == (0, False)

@@ -8,7 +8,7 @@ same in later rounds, so only the scatter between seeds counts; the share of dif
 upper bound of its variance. What the final flips must reach is the bet's own threshold.
 
 Every approximation leans towards going on: the flat prior is centred at the estimate and not at
-zero, where nearly all candidates are; the variance is an upper bound, and takes three differing
+zero, near which nearly all candidates are; the variance is an upper bound, and takes three differing
 cells more than were seen; the noise that the final bet must overcome is a lower bound; the price
 of the weights of target `population`'s looks is left out. One leans the other way and is small:
 a candidate that would cross its threshold on the way and fall back is counted as not called.
@@ -164,10 +164,10 @@ def chance_by_rule(
 
 
 def needed_flips(differing: Floats, log_goal: float, bets: Floats) -> Floats:
-    """Net flips among so many differing units with which the mixed capital reaches the goal.
+    """Net flips with which the mixed capital reaches the goal, among this many differing units.
 
     Args:
-        differing: (C,) differing units, not necessarily whole. Where more net flips than these
+        differing: (C,) differing units, not necessarily whole. If more net flips than these
             are needed, all flips go one way.
         log_goal: Log capital wanted.
         bets: (G,) shares λ; r flips one way and w the other pay mean over λ of (1+λ)^r (1−λ)^w.

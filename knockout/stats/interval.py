@@ -8,13 +8,13 @@ can be**, −1 for the lower limit and +1 for the upper one:
 
     limit = mean ∓ z · sd / √(n + 1) ∓ skewness term,   over the n + 1 problems.
 
-The term is Hall's correction in the direction of the limit (never towards the mean). Where nothing
+The term is Hall's correction in the direction of the limit (never towards the mean). If nothing
 differs this is close to the rule of three; more differences, of whatever size, never make it
 tighter. For Poisson-like losses it lies within a few per cent of the exact limit.
 
-- `mean_interval`: two-sided, and it **excludes 0 exactly when p < alpha**: where the sign-flip test
+- `mean_interval`: two-sided, and it **excludes 0 exactly when p < alpha**: if the sign-flip test
   rejects and the limit next to 0 would not, that limit is the test's own, Δ (1 − z / z_p), or
-  Δ ∓ z √Σd² / n if it is wider; where the test does not reject, 0 is inside.
+  Δ ∓ z √Σd² / n if it is wider; if the test does not reject, 0 is inside.
 - `equivalence_interval`: the 1 − 2 alpha interval of two one-sided tests at level alpha
   (Schuirmann 1987). Its limits do not look at p.
 
@@ -43,14 +43,14 @@ def mean_interval(
 
     Returns:
         (C,) lower and upper limits, NaN if there are fewer than two units. They exclude 0
-        exactly where p < alpha and touch it where p = alpha.
+        exactly if p < alpha and touch it if p = alpha.
     """
     z = np.asarray(stats.norm.isf(np.asarray(alpha, dtype=np.float64) / 2))
     n, delta = tally.n, tally.mean()
     low, high = _limits(tally, z, 6.0)
     none = wilson_interval(np.zeros(len(n)), np.maximum(n, 1), z)[1]
     low, high = np.minimum(low, delta - none), np.maximum(high, delta + none)
-    # Where the test rejects and the limit next to 0 does not, the test has the word.
+    # If the test rejects and the limit next to 0 does not, the test decides.
     size, sign = np.abs(delta), np.where(delta < 0, -1.0, 1.0)
     z_exact = stats.norm.isf(np.clip(np.nan_to_num(p_values, nan=1.0), 0.0, 1.0) / 2)
     plain = size - z * np.sqrt(tally.moments()[2]) / np.maximum(n, 1)
@@ -82,7 +82,7 @@ def resolution(n_problems: int, alpha: float = 0.05, square: float = 0.0) -> flo
     Args:
         n_problems: Problems.
         alpha: Level of each one-sided test.
-        square: Expected Σ d² over problems; 0 for a candidate that differs nowhere. No margin
+        square: Expected Σ d² over problems; 0 for a candidate that never differs. No margin
             below that one can be shown on this many problems, whatever is generated.
 
     Example:

@@ -38,7 +38,7 @@ class Luck:
     pillars: NDArray[np.int64]
 
     def chance(self, observed: int) -> float:
-        """Share of draws with at least so many calls, the observed one counted as a draw."""
+        """Share of draws with at least this many calls; the observed one counts as a draw."""
         return float((1 + (self.counts >= observed).sum()) / (1 + len(self.counts)))
 
 

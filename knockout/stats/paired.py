@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Counts over seeds for C candidates × P problems, where both grades exist.
+    """Counts over seeds for C candidates × P problems, of cells with both grades.
 
     Attributes:
         n: (C, P) number of pairs.
@@ -73,7 +73,7 @@ class Tally:
         return np.asarray(self.counts.sum(axis=1), dtype=np.int64)
 
     def moments(self) -> tuple[Floats, Floats, Floats]:
-        """(C,) Σd, Σ|d| and Σd² over units, from whole numbers where they fit."""
+        """(C,) Σd, Σ|d| and Σd² over units, from whole numbers if they fit."""
         common = math.lcm(*(int(d) for d in np.unique(self.denominators)))
         if common <= 1_000_000:
             whole = self.numerators * (common // self.denominators)
@@ -121,7 +121,7 @@ def pair(baseline: NDArray[np.int8], knockout: NDArray[np.int8]) -> Pairs:
         knockout: (C, P, S) int8, the same.
 
     Returns:
-        The counts. A pair exists only where both grades do.
+        The counts. A pair needs both grades.
     """
     if knockout.ndim != 3 or knockout.shape[1:] != baseline.shape:
         raise ValueError(f"baseline {baseline.shape} does not fit knockout {knockout.shape}")

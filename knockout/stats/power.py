@@ -9,7 +9,7 @@ Problems have mixed difficulty, b ~ beta, and two things make the grade of a cel
 So nearly π + δ of the cells differ, not max(π, δ). With one seed a cell is a trial of McNemar's exact
 test and its power a binomial sum. With several, the sizes of the problems' differences decide what
 the sign-flip test can reach, so its power is simulated (fixed random numbers, the same answer every
-time) with a saddlepoint p-value. A loss cannot exceed Pass@1: where the smallest visible one
+time) with a saddlepoint p-value. A loss cannot exceed Pass@1: if the smallest visible one
 would have to, there is none (NaN).
 """
 
@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 CORRELATION = 0.2
-"""Agreement of a problem's differences between seeds, where no data tell; about that of IFEval in
+"""Agreement of a problem's differences between seeds, without data; about that of IFEval in
 results/smollm2-135m."""
 
 SPREAD = 0.6
-"""Parameters a + b of the beta distribution of difficulty, where no data tell: many problems are
+"""Parameters a + b of the beta distribution of difficulty, without data: many problems are
 nearly always or nearly never solved."""
 
 _NODES = 48  # of the difficulty's distribution
@@ -82,7 +82,7 @@ class Design:
         b = special.betaincinv(max(p * self.spread, 1e-3), max((1 - p) * self.spread, 1e-3), grid)
         noise = _scaled(b * (1 - b), self.share)
         kept = 1 - min(1.0, effect / max(float(b.mean()), 1e-12))
-        # Repeats that agree: problems lean to one side; where that is not enough, few move at all.
+        # Repeats that agree: problems lean to one side; if that is not enough, few move at all.
         wanted = self.correlation * noise.mean() / max(float((noise**2).mean()), 1e-12)
         lean = min(1.0, wanted**0.5) if self.n_seeds > 1 else 0.0
         moving = max(1 / wanted, float(noise.max())) if wanted > 1 and self.n_seeds > 1 else 1.0
@@ -91,7 +91,7 @@ class Design:
             part = noise / moving / 2
             for weight, half in ((moving, part), (1 - moving, np.zeros_like(part))):
                 if weight > 0:
-                    # What noise has won can be lost again, and what it has lost cannot.
+                    # What noise has won can be lost again; what it has lost cannot.
                     up, down = half * (1 - side * lean), np.minimum(half * (1 + side * lean), b)
                     down = down + (1 - kept) * (b - down)
                     out += weight * _net(self.n_seeds, up * kept, down).mean(axis=1)
@@ -134,7 +134,7 @@ def mde(design: Design, alpha: float = 0.05, promised: float = 0.8) -> float:
     """Smallest loss of Pass@1 that the design sees with the promised power.
 
     Returns:
-        The loss in (0, `design.pass1`], or NaN if no loss that is possible is seen so often.
+        The loss in (0, `design.pass1`], or NaN if no possible loss reaches that power.
 
     Example:
         >>> round(mde(Design(30, 1, share=0.0)), 3), mde(Design(12, 16), 0.05 / 200)
@@ -176,7 +176,7 @@ def mde(design: Design, alpha: float = 0.05, promised: float = 0.8) -> float:
 def mde_of_shares(
     shares: ArrayLike, design: Design, alpha: float = 0.05, promised: float = 0.8
 ) -> Floats:
-    """`mde` of many candidates that differ in their share alone: a few, and a line between them.
+    """`mde` of many candidates that differ in their share alone: computed for a few and interpolated linearly.
 
     Args:
         shares: (C,) shares of differing cells without an effect, NaN if unknown.

@@ -4,7 +4,7 @@ An e-value is a bet against a hypothesis that cannot be expected to win: E[e] �
 e ≥ 1/alpha rejects at level alpha. The bets here are capital processes for a bounded mean
 (Waudby-Smith & Ramdas, JRSS-B 86, 2024): against "Δ ≥ δ", a unit with difference d multiplies the
 capital by 1 − λ(d − δ), 0 < λ ≤ 1/(1 − δ), and the capital is averaged over a fixed set of λ
-(the method of mixtures), so that no order of problems and no tuning enters.
+(the method of mixtures), so that neither the order of problems nor tuning matters.
 
 **Why a whole round may be bet on at once.** Problems of one benchmark differ in their Δ_p, so
 cells are not draws with one mean. They are independent given the problems (each cell has its own
@@ -73,7 +73,7 @@ Status = Literal["open", "pillar", "stumbling_block", "equivalent", "futile"]
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Where each of C candidates stands after the rounds that were run.
+    """The state of each of C candidates after the rounds that were run.
 
     Attributes:
         status: (C,) "pillar", "stumbling_block", "equivalent", "futile" or "open".
@@ -171,10 +171,10 @@ def settle(
     counted: NDArray[np.bool_] | None = None,
     futility: float | None = None,
 ) -> Settlement:
-    """Settles what can be settled after each round of seeds, replayed from the first.
+    """Settles candidates after each round of seeds, replayed from the first.
 
-    The outcome follows from the grades alone, so an interrupted run that resumes settles the
-    same candidates at the same rounds. Grades of a candidate after its settling round are ignored.
+    The result depends on the grades alone, so an interrupted run that resumes settles the same
+    candidates at the same rounds. Grades of a candidate after its settling round are ignored.
 
     Args:
         baseline: (P, R) int8 grades of R rounds, −1 missing.
@@ -182,7 +182,7 @@ def settle(
             still being generated looks like one that failed.
         rule: "fdr": effects by e-BH over candidates, both directions together as 2m hypotheses;
             equivalence by e-BH of its own. "nominal": e ≥ 2/alpha for effects and e ≥ 1/alpha for
-            equivalence, each candidate by itself.
+            equivalence, each candidate separately.
         alpha: Error rate, of each of the two families of claims.
         margin: Equivalence margin, in (0, 1); see |Δ| < margin.
         target: See the module's docstring.
@@ -190,7 +190,7 @@ def settle(
         max_rounds: Planned rounds, fixed before the first (target `population` only);
             None takes R. Rounds beyond it are ignored there.
         counted: (C,) bool, False for rows that are no hypotheses (canaries): they stay open.
-        futility: Before the last planned round, a candidate is "futile" where the chance that its
+        futility: Before the last planned round, a candidate is "futile" if the chance that its
             effect will be claimed by then is below this (`stats.futility`); None never drops any.
 
     Returns:
@@ -321,7 +321,7 @@ def _edge(
         middle = np.where(np.isfinite(secant), secant, (kept + gone) / 2)
         value = excess(middle, side)
         refuted = value >= 0
-        # An end that stays put gets half its weight, or one of them would never move.
+        # An end that does not move gets half its weight; otherwise one of them would never move.
         under, over = np.where(refuted, under / 2, value), np.where(refuted, value, over / 2)
         kept, gone = np.where(refuted, kept, middle), np.where(refuted, middle, gone)
     return gone
@@ -394,7 +394,7 @@ def _mixed(bets: Floats) -> Floats:
 
 
 def _claims(log_e: Floats, rule: str, alpha: float, family: int) -> NDArray[np.bool_]:
-    """Which of (sides, C) hypotheses fall: by e-BH over all, or each candidate by itself."""
+    """Which of (sides, C) hypotheses fall: by e-BH over all, or each candidate separately."""
     sides = len(log_e)
     with np.errstate(over="ignore"):
         e = np.exp(log_e)

@@ -4,8 +4,8 @@ If banning a token does nothing, then on each problem "only the knockout is righ
 baseline is right" are equally likely, so the sign of each problem's difference is a fair coin
 given its size (Fisher's randomisation test for pairs). Differences are fractions over few seeds;
 on their common denominator they are whole numbers, and the distribution of Σ ±k_i is a
-convolution of whole numbers. It is computed directly: no random draws, never 0, the same p-value
-in any order of problems.
+convolution of whole numbers. It is computed directly: no random draws, never 0, and the same
+p-value in any order of problems.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def signflip_approx(sizes: Ints, counts: Ints, totals: Ints) -> Floats:
         totals: (R,) observed sums.
 
     Returns:
-        (R,) approximations of `signflip_sizes_p`: exact where all signs agree, within a few per
+        (R,) approximations of `signflip_sizes_p`: exact if all signs agree, within a few per
         cent from 15 differences on.
 
     Source: Lugannani & Rice, Advances in Applied Probability 12 (1980), with Daniels' second

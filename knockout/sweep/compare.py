@@ -1,7 +1,7 @@
 """Two runs side by side: how a candidate's effect differs between checkpoints, models or settings.
 
-That a candidate is called in one run and not in the other says little by itself: the difference of
-the two effects has its own test.
+A call in one run and none in the other says little: the difference of the two effects has its own
+test.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compare_runs(
 ) -> pd.DataFrame:
     """Compares two runs candidate by candidate.
 
-    Candidates are matched by their intervention where the runs have one tokenizer, else by the
+    Candidates are matched by their intervention if the runs have one tokenizer, else by the
     texts of their tokens. The effect of a problem is its mean over seeds. Problems that both runs
     have are compared pair by pair (sign-flip test of the differences of effects); if they share
     none, the two means are compared as independent ones.
@@ -99,7 +99,7 @@ def compare_runs(
 
 
 def setting_differences(a: Path, b: Path) -> list[str]:
-    """Says in which settings, weights and prompts two runs differ, a line each, by name."""
+    """Returns a line for each setting, weight and prompt in which two runs differ."""
     records = []
     for folder in (a, b):
         with Ledger.open(folder / "run.db") as ledger:
@@ -108,7 +108,7 @@ def setting_differences(a: Path, b: Path) -> list[str]:
 
 
 def agreement(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """How often each change occurs, by benchmark; and how many of them are supported."""
+    """How often each change occurs, by benchmark, and how many of them are supported."""
     return {
         str(name): {
             **dict(sorted(Counter(part["change"]).items())),
@@ -137,7 +137,7 @@ def _side(folder: Path) -> _Side:
 
 
 def _prompts(ledger: Ledger, benchmark: int) -> dict[str, bytes]:
-    """Each problem's prompt by its id; tokens of another vocabulary are no other problem."""
+    """Each problem's prompt by its id; other ids of another vocabulary make no other problem."""
     found = {}
     for n, doc_id in enumerate(ledger.doc_ids(benchmark)):
         stored = ledger.problem(benchmark, n)
@@ -216,7 +216,7 @@ def _rows(one: _Side, other: _Side, name: str, name_b: str, alpha: float) -> lis
 
 
 def _by_key(candidates: tuple[Candidate, ...], by_id: bool) -> dict[Any, int]:
-    """Candidates by what they are matched by; what two of them share matches nothing."""
+    """Candidates by their match key; a key that two of them share matches nothing."""
     keys = [c.intervention if by_id else _text_key(c) for c in candidates]
     often = Counter(keys)
     return {key if often[key] == 1 else (key, i): i for i, key in enumerate(keys)}

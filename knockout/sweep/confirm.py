@@ -1,8 +1,8 @@
 """Confirmation: chosen candidates again on fresh seeds, and whole lists banned at once.
 
 The extremes of many noisy estimates are extreme partly by luck, so their effects shrink when they
-are measured again. And single tokens may each be neutral while their set is not. Both are settled
-by a second sweep with other seeds, in which nothing of the first is used but the choice.
+are measured again. And single tokens may each be neutral while their set is not. A second sweep with
+other seeds settles both; it uses nothing of the first but the choice.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED", "FRESH", "Confirmation", "compare", "derive", "write_comparison"]
 
 DEFAULT_JOINT = ("all neutrals=verdict:neutral", "all candidates=all")
-"""Lists that are tested as one knockout each, where none is named."""
+"""Lists that are tested as one knockout each, if none is named."""
 
 FRESH = (
-    "fresh seeds on the same problems show whether a token matters on these very problems, and are "
-    "judged so (target benchmark, from two seeds on); whether it matters on problems like these, "
-    "`--split` or other problems show"
+    "fresh seeds on the same problems show whether a token matters on these very problems, so they "
+    "are judged by target benchmark (from two seeds on); to see whether it matters on problems like "
+    "these, use `--split` or other problems"
 )
 """What a confirmation by fresh seeds does and does not say."""
 
@@ -97,8 +97,8 @@ def derive(
 
     Args:
         directory: A finished run.
-        candidates: Names to test again; with `verdicts` both count.
-        verdicts: Candidates called so by either rule on any benchmark. Where neither is given:
+        candidates: Names to test again, besides those that `verdicts` chooses.
+        verdicts: Candidates called so by either rule on any benchmark. If neither is given:
             pillars and stumbling blocks.
         joint: `NAME=all`, `NAME=verdict:V`, `NAME=evidence:E` or `NAME=FILE` each, chosen as
             `knockout export` does; None for `DEFAULT_JOINT`.
@@ -106,7 +106,7 @@ def derive(
         run_seed: Draws the fresh seeds; None for the next one that shares no cell's seed.
 
     Raises:
-        UsageError: The run is unfinished, a name or list is not there, nothing is chosen, or the
+        UsageError: The run is unfinished, a name or list is missing, nothing is chosen, or the
             seeds would not be fresh.
     """
     sweep = load_sweep(directory / "config.yaml")
@@ -114,7 +114,7 @@ def derive(
     if all(one.sampling.temperature == 0 for one in settings):
         raise UsageError(
             f"{directory}: it decodes greedily (temperature 0), so there are no fresh seeds: "
-            "another run would be the same. Confirm on other problems"
+            "another run would give the same. Confirm on other problems"
         )
     with Ledger.open(directory / "run.db") as ledger:
         if not totals(ledger).complete:
@@ -204,7 +204,7 @@ def choose_singles(
 def _lists(
     first: pd.DataFrame, joint: Sequence[str], special: Collection[int]
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """The ids of each list, without special tokens unless a file holds them; and notes."""
+    """The ids of each list, without special tokens unless a file lists them; and notes."""
     groups = dict(zip(first["candidate"], first["group"], strict=True))
     lists: dict[str, tuple[int, ...]] = {}
     notes = []
@@ -245,7 +245,7 @@ def _fresh(
     first: int,
     wanted: int | None,
 ) -> tuple[set[int], int]:
-    """The seeds of all cells of a run seed that shares none with the first run, and that seed."""
+    """A run seed that shares no cell's seed with the first run, and the seeds of its cells."""
     for seed in (wanted,) if wanted is not None else range(first + 1, first + 100):
         assert seed is not None
         cells = {
@@ -255,7 +255,7 @@ def _fresh(
         }
         if cells.isdisjoint(used):
             return cells, seed
-    raise UsageError(f"--run-seed {wanted}: cells of the first run have these seeds; not fresh")
+    raise UsageError(f"--run-seed {wanted}: cells of the first run used these seeds; give another")
 
 
 def compare(plan: Confirmation, fresh: pd.DataFrame) -> list[dict[str, Any]]:
@@ -307,7 +307,7 @@ def compare(plan: Confirmation, fresh: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_comparison(plan: Confirmation, fresh: pd.DataFrame, out: Path) -> dict[str, Any]:
-    """Writes `confirm.csv` and `confirm.json`; returns what the latter holds."""
+    """Writes `confirm.csv` and `confirm.json`; returns the content of the latter."""
     rows = compare(plan, fresh)
     called = [row for row in rows if row["confirmed"] is not None and row["shrinkage"] is not None]
     first = sum(abs(row["first_delta"]) for row in called)

@@ -60,7 +60,7 @@ def confirm_on_other_half(
 
     Args:
         directory: The run that is confirmed.
-        out: Folder of the results; made where it is missing.
+        out: Folder of the results; created if it is missing.
 
     Returns:
         The content of `confirm.json`.

@@ -1,11 +1,10 @@
 """What a sweep will cost, before its knockouts are generated.
 
-A fork generates what follows its divergence step, so its cost is decided by where its tokens first
+A fork generates what follows its divergence step, so its cost depends on where its tokens first
 occur. Two sources tell that: baseline trajectories (the very tokens), or frequencies (how often a
-token occurs per trajectory, places assumed uniform). With truncation a ban also diverges where it
-only moves the support; a token that is never picked but often stands among the highest can so
-fork. That share is not visible in either source, so it enters as a measured number,
-`SUPPORT_MOVES`.
+token occurs per trajectory, positions assumed uniform). With truncation a ban also diverges if it
+only moves the support, so a token that is never picked but often among the most likely can fork.
+Neither source shows that share, so it enters as a measured number, `SUPPORT_MOVES`.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ def cost_from_trajectories(
     truncates: bool,
     support_moves: float = 0.0,
 ) -> Cost:
-    """Predicts from baseline trajectories; a fork is taken to end where its baseline ended.
+    """Predicts from baseline trajectories; assumes that a fork ends where its baseline ended.
 
     Args:
         trajectories: Token ids of baselines of the benchmark.
         bans: C sets of token ids.
         truncates: Whether the sampling settings truncate.
         support_moves: Divergences by a moved support per occurrence of the token (measured; see
-            `bench/`). Where the settings do not truncate there are none.
+            `bench/`). Without truncation there are none.
 
     Returns:
         Means over the trajectories.

@@ -1,8 +1,8 @@
-"""A run that grows: what makes a cell is apart from what is asked, and only the latter may change.
+"""A run that grows: what makes its cells stays, what is asked of them may change.
 
 A cell is made by model, tokenizer, prompt, sampling, number format, run seed and strategy. Seeds,
-candidates, problems and benchmarks are asked: with more of them a run goes on and uses all that is
-there, with fewer the rest stays in the ledger and out of the verdicts.
+candidates, problems and benchmarks are asked: with more of them a run continues and uses everything
+in its ledger; with fewer the rest stays in the ledger and out of the verdicts.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def begin(prepared: Prepared, path: Path, made_by: str) -> Ledger:
 
 
 def fit(prepared: Prepared, ledger: Ledger, out: Path) -> Prepared:
-    """Fits a sweep to the ledger of its run: the ledger is extended where the sweep asks for more.
+    """Fits a sweep to the ledger of its run: the ledger is extended if the sweep asks for more.
 
     Returns:
         The sweep with a plan in the ledger's order, which also names what is not asked for now.
 
     Raises:
-        UsageError: The sweep would change what is there.
+        UsageError: The sweep would change existing cells.
     """
     there = ledger.meta_json("identity", {})
     lines = differences(there, prepared.identity) + _changed_problems(prepared, ledger)
@@ -68,8 +68,8 @@ def fit(prepared: Prepared, ledger: Ledger, out: Path) -> Prepared:
         raise UsageError(
             f"{out}: this run directory belongs to another sweep. What differs:{shown}{rest}\n"
             "Give another --out for it, or change the sweep file back. Seeds, candidates, problems "
-            "(limit) and benchmarks of a run that does not race can change: it then goes on with "
-            "what is there"
+            "(limit) and benchmarks of a run that does not race can change: it then continues with "
+            "what it has"
         )
     names = [b.name for b in ledger.benchmarks]
     new = [n for n, b in enumerate(prepared.benchmarks) if b.name not in names]
@@ -120,8 +120,8 @@ def _extend(
         meta=_meta(prepared, place, order),
     )
     log.info(
-        "the sweep asks for something else than before: %d new candidates, %d new benchmarks, "
-        "%d new problems; what is there is used",
+        "the sweep asks for more or less than before: %d new candidates, %d new benchmarks, "
+        "%d new problems; the run keeps what it has",
         len(added), len(new), len(problems),
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _problem_rows(prepared: Prepared, n: int, at: int, have: int) -> Iterator[Pr
     problems = zip(
         prepared.benchmarks[n].problems, prepared.plan.benchmarks[n].problems, strict=True
     )
-    # A grader of somebody else's may not say what it expects.
+    # A grader of another package may not say what it expects.
     expected = getattr(prepared.benchmarks[n].grader, "expected", lambda index: "")
     for i, (problem, planned) in enumerate(problems):
         if i >= have:
@@ -189,7 +189,7 @@ def _meta(prepared: Prepared, place: list[int], order: list[int]) -> dict[str, s
 
 
 def _changed_problems(prepared: Prepared, ledger: Ledger) -> list[str]:
-    """Says where problems that both have are not the same; in words, by benchmark and id."""
+    """Names the shared problems that differ, in words, by benchmark and id."""
     lines = []
     names = [b.name for b in ledger.benchmarks]
     for benchmark, planned in zip(prepared.benchmarks, prepared.plan.benchmarks, strict=True):
@@ -229,7 +229,7 @@ def _changed_problems(prepared: Prepared, ledger: Ledger) -> list[str]:
             and n_there == len(planned.problems)
             and row.fingerprint != benchmark.fingerprint
         ):
-            lines.append(f"{row.name}: its documents or its metric are others")
+            lines.append(f"{row.name}: its documents or its metric changed")
         if made is not None:
             was, now = made["sampling"], asdict(planned.sampling)
             lines += [
@@ -241,7 +241,7 @@ def _changed_problems(prepared: Prepared, ledger: Ledger) -> list[str]:
 
 
 def _asked_differences(ledger: Ledger, prepared: Prepared) -> list[str]:
-    """What is asked for anew or no longer, in words."""
+    """What is asked for newly or no longer, in words."""
     lines = []
     mine = {b.name: b for b in prepared.plan.benchmarks}
     theirs = {b.name: b for b in ledger.benchmarks}

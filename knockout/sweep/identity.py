@@ -71,7 +71,7 @@ def digest(record: dict[str, Any]) -> str:
 def record_differences(
     there: dict[str, Any], here: dict[str, Any], words: tuple[str, str] = ("there", "here")
 ) -> list[str]:
-    """Says for each value that differs what two records have, by its path."""
+    """Returns a line for each value that differs, by its path."""
     one, other = (
         dict(_flat(json.loads(json.dumps(record, default=str)))) for record in (there, here)
     )
@@ -86,7 +86,7 @@ def record_differences(
 def differences(
     there: dict[str, Any], here: dict[str, Any], words: tuple[str, str] = ("there", "here")
 ) -> list[str]:
-    """Says what makes the cells of two sweeps differ, by name.
+    """Returns what makes the cells of two sweeps differ, by name.
 
     What is only asked for (seeds, limit, candidates, benchmarks) is left out; of benchmarks that
     both have the sampling and the number of worked examples count.
@@ -128,7 +128,7 @@ def _without_asked(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _per_benchmark(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What holds for each entry of `benchmarks` once the sweep's sampling is under it."""
+    """The settings of each entry of `benchmarks`, with the sweep's sampling as their default."""
     found = {}
     for entry in record.get("benchmarks", ()):
         own = {k: v for k, v in (entry.get("sampling") or {}).items() if v is not None}
@@ -160,7 +160,7 @@ def _short(text: str) -> str:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Hash of a checkpoint: its configuration whole, its weights by size and samples.
+    """Hash of a checkpoint: its whole configuration, its weights by size and samples.
 
     Reading 64 blocks of each weight file tells checkpoints of one training apart without reading
     tens of gigabytes at every start.
@@ -181,7 +181,7 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Hash of a tokenizer: its vocabulary, its rules where it shows them, its chat template."""
+    """Hash of a tokenizer: its vocabulary, its rules if it shows them, its chat template."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     rules = core.to_str() if core is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     template = json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True)

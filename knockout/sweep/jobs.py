@@ -67,8 +67,8 @@ class Divergences(NamedTuple):
 class Cell:
     """A cell that is being worked on; forks wait with their rows until its own is written.
 
-    `early` says which of the steps were taken for want of room; None if that is not known any
-    more (a cell of an earlier session).
+    `early` says which of the steps could not be excluded for lack of room; None if that is no longer
+    known (a cell of an earlier session).
     """
 
     key: CellKey
@@ -84,7 +84,7 @@ class Cell:
     pairs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Pairs that wait for the fork of a member, by that member."""
     left: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By member, where its pairs leave its fork (−1: nowhere), until that is written."""
+    """By member, where its pairs leave its fork (−1: never), until that is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def shared(self) -> NDArray[np.int32]:
-        """The tokens that it need not generate."""
+        """The tokens that it does not have to generate."""
         return self.cell.tokens[: self.step] if self.parent < 0 else self.prefix
 
     @property

@@ -80,7 +80,7 @@ def choose(
         benchmark: Judges by this one alone.
         across: "overall", or the wanted verdict on "any" or "all" benchmarks.
         group: "candidate" or "control".
-        special: Keeps candidates that hold special tokens.
+        special: Keeps candidates that contain special tokens.
         rocks: A file of mined tokens: those of them that are neither pillars nor undetermined.
         column: Of the ids in that file.
         keep_undetermined: Keeps undetermined rocks too.
@@ -183,7 +183,7 @@ def write_list(chosen: Chosen, kind: Format, path: Path) -> None:
 
 
 def _vocabulary(model: str, other: str | None, force: bool) -> str:
-    """Fingerprint of the swept model's vocabulary, compared with another's where one is named."""
+    """Fingerprint of the swept model's vocabulary, compared with another's if one is named."""
     from knockout.tokens.token_list import vocabulary_fingerprint
     from knockout.tokens.vocabulary import open_vocabulary
 

@@ -38,7 +38,7 @@ log = logging.getLogger("knockout")
 _ASKED = ("candidates", "benchmarks", "benchmark_fingerprints", "seeds", "limit")
 _SHOWN = 10
 _ROWS = 500
-# What a merge that was killed may leave; the next one clears it away.
+# What a killed merge may leave; the next one removes it.
 _LEFT_OVER = ("run.db.merging", "config.yaml", ".config.yaml.")
 
 
@@ -70,14 +70,14 @@ def merge_runs(folders: Sequence[Path], out: Path) -> dict[str, int]:
     """Joins runs into a new one, which can be resumed, extended and judged as any other.
 
     Args:
-        folders: Run directories, at least two; nobody may be working on them.
-        out: A new run directory. It is made whole or not at all.
+        folders: Run directories, at least two; no process may be working on them.
+        out: A new run directory. It is written whole or not at all.
 
     Returns:
         Counts: `runs`, `cells`, `forks`, `audits`, `shared` (cells that several runs have).
 
     Raises:
-        UsageError: The runs were not made alike, or race, or the directory is taken.
+        UsageError: The runs differ in what makes their cells, or race, or the directory is taken.
         KnockoutError: They disagree about a trajectory or a grade; the message names which.
     """
     if len(folders) < 2 or len({f.resolve() for f in folders}) < len(folders):
@@ -106,7 +106,7 @@ def _check_alike(folders: Sequence[Path], ledgers: Sequence[Ledger]) -> None:
     for folder, identity in zip(folders, identities, strict=True):
         if identity.get("adaptive") is not None:
             raise UsageError(
-                f"{folder}: a race; what it asks follows from all of its grades, so it cannot be "
+                f"{folder}: a race: what it asks depends on all of its grades, so it cannot be "
                 "joined with another run"
             )
         keys = sorted((identities[0].keys() | identity.keys()) - set(_ASKED))
@@ -118,7 +118,7 @@ def _check_alike(folders: Sequence[Path], ledgers: Sequence[Ledger]) -> None:
         ]
         if lines:
             shown = "".join(f"\n  {line}" for line in lines[:_SHOWN])
-            raise UsageError(f"merge: these runs were not made alike. What differs:{shown}")
+            raise UsageError(f"merge: these runs cannot be joined. What differs:{shown}")
     prints = [stored_fingerprint(ledger) for ledger in ledgers]
     first = next((one for one in prints if one is not None), None)
     for folder, found in zip(folders, prints, strict=True):
@@ -227,7 +227,7 @@ def _write(joined: _Joined, sources: Sequence[_Source], out: Path) -> dict[str, 
         merging.unlink(missing_ok=True)
     if any(len(source.candidates) < len(joined.candidates) for source in sources):
         log.warning(
-            "%s/config.yaml is that of %s; to go on with this run, give a sweep file that asks for "
+            "%s/config.yaml is that of %s; to continue this run, give a sweep file that asks for "
             "all candidates", out, sources[0].folder
         )  # fmt: skip
     return counts
@@ -278,7 +278,7 @@ def _meta(joined: _Joined, sources: Sequence[_Source]) -> dict[str, str]:
 
 
 def _asked(joined: _Joined, sources: Sequence[_Source]) -> dict[str, list[int]]:
-    """What the runs ask for now, in their order; what they only hold stays out of verdicts."""
+    """What the runs ask for now, in their order; cells beyond that stay out of the verdicts."""
     candidates: dict[int, None] = {}
     problems: dict[int, int] = {}
     for source in sources:
@@ -286,7 +286,7 @@ def _asked(joined: _Joined, sources: Sequence[_Source]) -> dict[str, list[int]]:
         candidates |= dict.fromkeys(source.candidates[c] for c in asked.candidates)
         for b, n in zip(asked.benchmarks, asked.problems, strict=True):
             at, placed = source.benchmarks[b], source.problems[b][:n]
-            # Where a run's first n are not the first n here, no prefix holds them: all are asked.
+            # If a run's first n are not the first n here, no prefix contains them: all are asked.
             n = n if placed == tuple(range(n)) else len(joined.problems[at])
             problems[at] = max(problems.get(at, 0), n)
     of, sizes = list(problems), list(problems.values())
@@ -294,7 +294,7 @@ def _asked(joined: _Joined, sources: Sequence[_Source]) -> dict[str, list[int]]:
 
 
 def _fill(ledger: Ledger, joined: _Joined, sources: Sequence[_Source]) -> dict[str, int]:
-    """Copies cells with all that belongs to them, cell by cell."""
+    """Copies cells with everything that belongs to them, cell by cell."""
     places: dict[CellKey, list[tuple[_Source, CellKey]]] = {}
     for source in sources:
         for key in source.ledger.decided()[0]:
@@ -321,7 +321,7 @@ def _fill(ledger: Ledger, joined: _Joined, sources: Sequence[_Source]) -> dict[s
     ledger.commit(cells, forks, audits)
     if conflicts:
         shown = "".join(f"\n  {line}" for line in conflicts[:_SHOWN])
-        raise KnockoutError(f"merge: the runs do not agree about what both of them have:{shown}")
+        raise KnockoutError(f"merge: the runs disagree about what both of them have:{shown}")
     return counts
 
 

@@ -31,7 +31,7 @@ class PlannedProblem:
         think_end: What closes the thinking; None if there is none.
         think_open: Whether the prompt itself opened the thinking.
         thinks: Whether stop strings count only after the thinking.
-        think_ids: Token ids that close the thinking, where candidates act in a part of the text.
+        think_ids: Token ids that close the thinking, if candidates act in a part of the text.
     """
 
     doc_id: str
@@ -56,7 +56,7 @@ class PlannedBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides which requests a sweep makes.
+    """Everything that decides which requests a sweep makes.
 
     Attributes:
         run_seed: Keys all randomness of the run.
@@ -134,8 +134,8 @@ class Owed:
 
     Attributes:
         key: The cell.
-        asked: (C,) bool, the candidates to knock out, where the whole cell is owed.
-        steps: (C,) int32, where its baseline is in the ledger; else None.
+        asked: (C,) bool, the candidates to knock out, if the whole cell is owed.
+        steps: (C,) int32, if its baseline is in the ledger; else None.
         new: Candidates that came after the cell: where they diverge is not known yet.
         forks: Candidates whose fork is owed.
         audits: Candidates whose audit is owed and can start.
@@ -150,11 +150,11 @@ class Owed:
 
 
 def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
-    """Yields what a round still needs, and reads on in the ledger while it is asked for more.
+    """Yields what a round still needs; reads the ledger as it goes.
 
-    First the cells with new candidates, forks or audits left. Then a whole cell of each problem that has none yet,
-    those with the most room first, and at last all other cells, the problems with the longest
-    trajectories so far first: what is long must not begin when everything else has ended.
+    First the cells with new candidates, forks or audits left. Then one cell of each problem that has
+    none yet, those with the most room first. Then all other cells, the problems with the longest
+    trajectories so far first: long work must not start when everything else has ended.
     """
     keys, steps = ledger.decided()
     unfinished = ledger.unfinished()
@@ -191,7 +191,7 @@ def owed(plan: Plan, ledger: Ledger, this: Round) -> Iterator[Owed]:
     for at in _longest_first((at for at in whole if at not in known), room):
         first = whole[at].pop(0)
         yield Owed(first, this.active[first.benchmark])
-    # What is not in the ledger by now is still running, so it is long.
+    # What is not in the ledger yet is still running, so it is long.
     lengths = dict.fromkeys(whole, np.inf) | ledger.mean_tokens()
     for at in _longest_first(whole, lengths):
         for key in whole[at]:
@@ -205,7 +205,7 @@ def _longest_first(
 
 
 def audit_mask(plan: Plan, key: CellKey) -> NDArray[np.bool_]:
-    """Which candidates of a cell are audited: (C,) bool, the same whenever it is asked.
+    """Which candidates of a cell are audited: (C,) bool, always the same.
 
     Decided by a hash of the cell's seed and the candidate's ids, so it depends neither on the
     order of work nor on which other candidates the run has. A failed knockout is not audited.

@@ -1,7 +1,7 @@
 """Pairs as forks of forks: which wait for the fork of a member, and what becomes of them.
 
-Where a pair leaves the baseline with one of its members, it is that member's fork up to the first
-step at which the other member matters too. So it waits for the fork, which watches it.
+A pair that leaves the baseline with one of its members is that member's fork up to the first step
+at which the other member matters too. So the pair waits for the fork, which watches it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pairs:
 
     Args:
         plan: The sweep.
-        ledger: Where forks of earlier sessions are.
+        ledger: With the forks of earlier sessions.
     """
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
@@ -59,7 +59,7 @@ class Pairs:
         return tuple(self._plan.candidates[c].intervention for c in pairs)
 
     def ready(self, cell: Cell, forks: Sequence[int]) -> Iterator[Job | Whole]:
-        """What can be done now of a cell's forks; notes in the cell which pairs wait.
+        """The forks of a cell that can start now; notes in the cell which pairs wait.
 
         Yields:
             A job for each fork that need not wait, and a pair's whole if an earlier session's fork
@@ -78,7 +78,7 @@ class Pairs:
             yield later.get(c) or _of_the_baseline(cell, c)
 
     def _of_earlier_sessions(self, cell: Cell, forks: Sequence[int]) -> Iterator[Job | Whole]:
-        """Goes on with pairs whose member's fork is in the ledger."""
+        """Continues pairs whose member's fork is in the ledger."""
         if not cell.written or self._members.keys().isdisjoint(forks):
             return
         for row in self._ledger.fork_rows(cell.key):
@@ -90,7 +90,7 @@ class Pairs:
                     yield _of_a_fork(cell, c, row.candidate, tokens, row.watched[c])
 
     def left(self, job: Job, done: Completion) -> list[Job]:
-        """The pairs that leave a fork, now that it is generated; notes in the cell where each does.
+        """The pairs that leave a generated fork; notes in the cell where each does.
 
         If the fork failed, they leave the baseline.
         """

@@ -36,14 +36,14 @@ __all__ = ["SEEDS", "Assumptions", "BenchmarkForecast", "Forecast", "forecast", 
 
 SEEDS = tuple(range(1, 17))
 
-# Divergences where the ban only moved the support, per occurrence of the token, at temperature
+# Divergences at which the ban only moved the support, per occurrence of the token, at temperature
 # 0.6, top_k 20, top_p 0.95: .0052 and .0074 on IFEval and MATH-500 (bench/results/cost_model.json).
 SUPPORT_MOVES = 0.006
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What is assumed where no baseline tells.
+    """What is assumed without a baseline.
 
     Attributes:
         mean_tokens: Length of a trajectory, in tokens; None: half of max_tokens.
@@ -65,14 +65,14 @@ class BenchmarkForecast:
     """One benchmark.
 
     Attributes:
-        source: "baseline", "frequencies" or "bound" (nothing is known: every knockout is taken to
-            be generated whole).
+        source: "baseline", "frequencies" or "bound" (nothing is known: assumes that
+            every knockout is generated whole).
         forks, tokens, tokens_naive: Expected, over all seeds; tokens are of baselines and forks.
-        tokens_audit: Expected, to generate audited knockouts once more from scratch.
+        tokens_audit: Expected, to generate audited knockouts again from scratch.
         mde_nominal, mde_fdr: Smallest detectable loss for each of `SEEDS`, without correction and
             with one over the candidates that can reach the level; NaN if none can be seen.
         family: Candidates that are expected to be corrected for, at the planned seeds.
-        margin_best: Half-width of the equivalence interval of a candidate that differs nowhere: no
+        margin_best: Half-width of the equivalence interval of a candidate that never differs: no
             smaller margin can be shown on these problems.
         margin_usual: Margin within which the mean candidate, if it does nothing, is shown to lie
             in 80 of 100 sweeps with the planned seeds.
@@ -193,7 +193,7 @@ class Baselines:
         right: (P,) right answers of the problems that have every seed.
         n_seeds: Seeds of those.
         correlation: Of a problem's differences on two seeds, over all knockouts of that run; None
-            where none differs, or with one seed.
+            if none differs, or with one seed.
     """
 
     trajectories: list[NDArray[np.int32]]
@@ -246,7 +246,7 @@ def forecast(
 
     Args:
         prepared: The sweep with its problems and candidates looked up.
-        assumed: What holds where no baseline tells.
+        assumed: Values to use without a baseline.
         baselines: Of an earlier run with the same model and sampling, by benchmark.
     """
     plan, sweep = prepared.plan, prepared.sweep
@@ -320,7 +320,7 @@ def _one(
             correlation = known.correlation
 
     def design(seeds: int, of: float) -> Design:
-        # For these very problems each cell is a trial; its noise is all that counts.
+        # For target benchmark each cell is a trial, and only its noise counts.
         of, agree, p = round(of, 5), round(correlation, 4), round(pass1, 4)
         if rule.target == "benchmark":
             return Design(n * seeds, 1, of, agree, p, round(spread, 2))
@@ -371,7 +371,7 @@ def rates_from_file(
         bans: C sets of token ids; ids that the table lacks count 0.
 
     Raises:
-        UsageError: The file or a column is not there.
+        UsageError: The file or a column is missing.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""What a sweep file stands for: its model, candidates, problems and identity, before an engine runs."""
+"""Looks up what a sweep file names: model, candidates, problems, identity. No engine runs yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Prepared", "prepare"]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A sweep with everything looked up that does not need an engine.
+    """A sweep, with everything looked up that needs no engine.
 
     Attributes:
         sweep: The sweep.
@@ -54,7 +54,7 @@ def prepare(sweep: Sweep) -> Prepared:
     """Looks up model, candidates and benchmarks; the engine is not started.
 
     Raises:
-        UsageError, KnockoutError: Something the sweep names is not there or does not fit.
+        UsageError, KnockoutError: Something that the sweep names is missing or does not fit.
     """
     find_rule(sweep.verdict.rule)
     folder, tokenizer, vocabulary = open_vocabulary(
@@ -109,7 +109,7 @@ def prepare(sweep: Sweep) -> Prepared:
 
 
 def _think_ids(sweep: Sweep, tokenizer: Any) -> tuple[int, ...]:
-    """The token ids that close the thinking, where candidates act in a part of the text alone."""
+    """The token ids that close the thinking, if candidates act only in a part of the text."""
     if sweep.candidates.where == "everywhere" or not sweep.chat.think_end:
         return ()
     ids = tokenizer.encode(sweep.chat.think_end, add_special_tokens=False)
@@ -139,7 +139,7 @@ def _plan(
 def _short_of_room(
     planned: PlannedBenchmark, settings: BenchmarkSettings, benchmark: Benchmark
 ) -> list[str]:
-    """Says where prompt and max_tokens together are longer than the engine allows."""
+    """Warns about prompts that together with max_tokens are longer than the engine allows."""
     wanted = settings.sampling.max_tokens
     short = [
         p.max_tokens

@@ -1,4 +1,4 @@
-"""How far a run is: live on a terminal and in notebooks, a plain line now and then elsewhere."""
+"""Progress of a run: live on a terminal and in notebooks, an occasional plain line elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Display:
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=12),
-                # Goes on in a second line where the terminal is narrow, so that nothing is lost.
+                # Wraps on a narrow terminal, so that nothing is cut off.
                 TextColumn(
                     "{task.fields[line]}",
                     markup=False,
@@ -82,7 +82,7 @@ class Display:
             self._bar.n = snapshot.cells
             self._bar.set_postfix_str(line)
         else:
-            with contextlib.suppress(OSError):  # who read it is gone; the run goes on
+            with contextlib.suppress(OSError):  # the reader is gone; the run continues
                 print(f"cells {line}", file=sys.stderr, flush=True)
 
     def numbers(self, snapshot: Snapshot) -> dict[str, float]:
@@ -121,9 +121,9 @@ class Display:
         return ", ".join(parts)
 
     def _tokens_left(self, snapshot: Snapshot) -> float:
-        """Cost model: what this session's cells and requests took on average, times what is left.
+        """Cost model: the average of this session's cells and requests, times what is left.
 
-        A cell to come costs its baseline and its forks; what is under way is taken to be half done.
+        A cell to come costs its baseline and its forks; running work counts as half done.
         """
         cells = snapshot.cells - self.n_done
         requests = cells + snapshot.forks - (self._forks_before or 0)

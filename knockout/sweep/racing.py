@@ -1,8 +1,8 @@
 """Racing: rounds of seeds, after each of which settled candidates drop out.
 
-What is settled follows from the ledger's grades alone, so a run that was interrupted decides what
-it would have decided anyway. Only the stop by a budget of hours depends on the clock; it never
-looks at a grade, which makes it a stopping time like any other, and it is on record.
+What is settled depends on the ledger's grades alone, so an interrupted run decides the same as an
+uninterrupted one. Only the stop by a budget of hours depends on the clock; it never looks at a
+grade, so it is a stopping time like any other, and it is recorded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FEW_PROBLEMS = 100
 
 @dataclass(frozen=True, slots=True)
 class RaceState:
-    """Where a race stands after its complete rounds.
+    """The state of a race after its complete rounds.
 
     Attributes:
         done: (B,) complete rounds of each benchmark.
@@ -69,7 +69,7 @@ class RaceState:
         rows = []
         for settled in self.settlements:
             going = (settled.settled_round == 0) | (settled.settled_round > seed)
-            # A canary runs along as long as anything does.
+            # A canary runs as long as any candidate does.
             rows.append(going & (self.hypotheses | (going & self.hypotheses).any()))
         return np.stack(rows)
 
@@ -121,9 +121,9 @@ def race_of(ledger: Ledger) -> Race | None:
 def race_warnings(
     rule: VerdictRule, benchmark: str, n_problems: int, max_seeds: int, n_hypotheses: int
 ) -> list[str]:
-    """Why a race by this rule is no good on a benchmark; empty if it is good.
+    """Why a race by this rule does not work on a benchmark; empty if it does.
 
-    Asks `settle` about a candidate that loses every answer, and one that changes none.
+    Tries `settle` on a candidate that loses every answer, and on one that changes none.
     """
     from knockout.stats.sequential import settle
 
@@ -150,8 +150,8 @@ def race_warnings(
         found.append(f"{benchmark}: no effect can be settled by racing; {fixed}")
     elif rule.target == "population" and n_problems < _FEW_PROBLEMS:
         found.append(
-            f"{benchmark}: with {counted(n_problems, 'problem')} and target population a race finds next to "
-            f"nothing; {fixed}, or set `verdict.target: benchmark`"
+            f"{benchmark}: with {counted(n_problems, 'problem')} and target population a race finds hardly "
+            f"anything; {fixed}, or set `verdict.target: benchmark`"
         )
     if not same:
         found.append(
@@ -160,20 +160,20 @@ def race_warnings(
         )
     if max_seeds < _FEW_ROUNDS:
         found.append(
-            f"{benchmark}: a race over {counted(max_seeds, 'seed')} saves next to no forks and has less power "
+            f"{benchmark}: a race over {counted(max_seeds, 'seed')} saves hardly any forks and has less power "
             f"than the same seeds without a race; {fixed}"
         )
     return found
 
 
 def race_record(ledger: Ledger) -> dict[str, Any] | None:
-    """Where a race stood when it was last looked at; None before, or for other runs.
+    """The state of a race at its last look; None before, or for other runs.
 
     Returns:
         `rule`; `rounds` and `max_rounds` by benchmark; `ended`: "settled", "max_seeds",
-        "max_tokens", "max_hours" or None while it goes on; `open`: unsettled hypotheses by
+        "max_tokens", "max_hours" or None while it runs; `open`: unsettled hypotheses by
         benchmark; `settled`: benchmark, candidate, settled_round, settled_as of each settled
-        one, with log10_e of its claim, or chance where it was dropped as futile.
+        one, with log10_e of its claim, or chance if it was dropped as futile.
     """
     record: dict[str, Any] | None = ledger.meta_json("race")
     return record
@@ -230,12 +230,12 @@ def race_rounds(
 ) -> Iterator[Round]:
     """Yields rounds until everything is settled or a budget ends the race.
 
-    The next round may only be asked for when the last one is in the ledger. A round that has begun
-    is finished whatever the budgets say.
+    Ask for the next round only when the last one is in the ledger. A round that has begun is
+    finished regardless of the budgets.
 
     Args:
         plan: The sweep; its benchmarks' seeds are the most rounds.
-        ledger: Decides; where the race stands is noted in it too.
+        ledger: Decides; it also records the state of the race.
         rule: How candidates are settled.
         adaptive: The budgets, and whether futile candidates are dropped.
         hours: Hours that the run has worked.
@@ -258,7 +258,7 @@ def race_rounds(
         ended = _ended(ledger, standing, seed, adaptive, hours)
         _note(ledger, standing, rule, ended)
         if before is None and max(standing.done) > 0:
-            # Audits of rounds that are there, where a run was stopped before them.
+            # Audits of stored rounds, if a run was stopped before them.
             nobody = np.zeros((len(plan.benchmarks), len(plan.candidates)), dtype=np.bool_)
             yield Round(range(max(standing.done) if seed is None else seed), nobody)
         if ended is not None or seed is None:
@@ -292,7 +292,7 @@ def _ended(
 
 
 def _note(ledger: Ledger, standing: RaceState, rule: VerdictRule, ended: str | None) -> None:
-    """Writes down where the race stands, so that a reader need not replay it."""
+    """Records the state of the race, so that a reader does not have to replay it."""
     names = [b.name for b in ledger.benchmarks]
     settled = [
         {

@@ -79,14 +79,14 @@ def run_sweep(
     again: str = "",
     shard: tuple[int, int] = (1, 1),
 ) -> None:
-    """Runs a sweep, or goes on with it, and writes its results.
+    """Runs or resumes a sweep, and writes its results.
 
     Args:
         sweep: The sweep.
-        out: The run directory; made where it is missing.
-        retry_failed: Whether what the engine failed on is tried again; in a race what it failed
-            on in the last round that was begun, since the earlier ones have been decided.
-        again: The command that goes on with the run, for messages.
+        out: The run directory; created if it is missing.
+        retry_failed: Whether to try again what the engine failed on; in a race only what failed in
+            the last round that began, since the earlier ones have been decided.
+        again: The command that resumes the run, for messages.
         shard: Which part of the problems to work on, and of how many; `merge` joins them.
 
     Raises:
@@ -97,7 +97,7 @@ def run_sweep(
     _check_directory(out)
     if shard != (1, 1) and sweep.adaptive is not None:
         raise UsageError(
-            "--shard: this sweep races, and what a race asks follows from all problems; leave "
+            "--shard: this sweep races, and what a race asks depends on all problems; leave "
             "`adaptive` out, or run it on one machine"
         )
     prepared = prepare(sweep)
@@ -105,7 +105,7 @@ def run_sweep(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{out}: cannot be made: {error.strerror}") from None
+        raise UsageError(f"{out}: cannot be created: {error.strerror}") from None
     with RunLock(out), _logging_to(out / "run.log"), ExitStack() as stack:
         prepared, ledger = _open_ledger(prepared, out)
         stack.enter_context(ledger)
@@ -131,7 +131,7 @@ def run_sweep(
             raise Interrupted(
                 f"stopped with {state.planned_cells - state.owed_cells} of {state.planned_cells} "
                 f"cells in {out / 'run.db'}; "
-                f"go on with: {again or 'the same command'}"
+                f"resume with: {again or 'the same command'}"
             )
         _write_verdicts(ledger, sweep, out)
         tracking.tell(_numbers(summary), int(summary["cells_done"]), now=True)
@@ -149,18 +149,18 @@ def _numbers(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def _forget_failures(ledger: Ledger, *, raced: bool) -> None:
-    """Makes failures owed again; in a race only those that nothing was decided without."""
+    """Makes failures owed again; in a race only those of the round that is not decided yet."""
     if n := ledger.forget_failures(last_seed_only=raced):
         log.info("trying %d failed trajectories again", n)
     if raced and (n := ledger.failed_before_last_seed()):
         log.warning(
-            "%d trajectories failed in rounds after which the race went on without them; they stay "
+            "%d trajectories failed in rounds that the race has decided without them; they stay "
             "missing", n
         )  # fmt: skip
 
 
 def _rounds(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]) -> Iterable[Round]:
-    """What is to be generated, in turn; each round is asked for when the one before is done."""
+    """What is to be generated, in turn; ask for a round when the one before is done."""
     sweep = prepared.sweep
     if sweep.adaptive is None:
         return [prepared.plan.everything()]
@@ -173,7 +173,7 @@ def _nothing_owed(prepared: Prepared, ledger: Ledger, hours: Callable[[], float]
 
 
 def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
-    """Does what is owed; starts no engine where nothing is. Returns whether it came to the end."""
+    """Does what is owed; starts no engine if nothing is. Returns whether all of it is done."""
 
     def hours_so_far() -> float:
         return ledger.wall_s() / 3600
@@ -228,7 +228,7 @@ def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
                 observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
-                # A stop that arrives while the last grade is being written leaves nothing undone.
+                # A stop during the last grade's write leaves nothing undone.
                 return scheduler.run(_rounds(prepared, ledger, hours)) or _nothing_owed(
                     prepared, ledger, hours
                 )
@@ -251,7 +251,7 @@ def _check_engine(engine: Engine, prepared: Prepared) -> None:
     )
     if longest > engine.info.max_model_len:
         raise UsageError(
-            f"the engine holds {engine.info.max_model_len} tokens, the longest prompt with its "
+            f"the engine has room for {engine.info.max_model_len} tokens, the longest prompt with its "
             f"trajectory needs {longest}; set engine.max_model_len, or lower sampling.max_tokens"
         )
 
@@ -272,19 +272,19 @@ def _check_directory(out: Path) -> None:
         others = sorted(p.name for p in out.iterdir() if p.name not in _OURS)
         if others:
             raise UsageError(
-                f"{out}: the folder is not empty (it holds {others[0]}) and holds no run "
+                f"{out}: the folder is not empty (it contains {others[0]}) and is no run "
                 "(run.db is missing); give another --out"
             )
 
 
 def _open_ledger(prepared: Prepared, out: Path) -> tuple[Prepared, Ledger]:
-    """The ledger of a run, begun or extended where need be, and the sweep fitted to it."""
+    """The ledger of a run, begun or extended if needed, and the sweep fitted to it."""
     path = out / "run.db"
     if not Ledger.is_begun(path):
         log.info("new run in %s", out)
         ledger = begin(prepared, path, f"knockout-harness {__version__}")
     else:
-        log.info("going on with the run in %s", out)
+        log.info("resuming the run in %s", out)
         ledger = Ledger.open(path, write=True)
     try:
         return fit(prepared, ledger, out), ledger
@@ -332,7 +332,7 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
 
 
 class _WithoutSecrets(logging.Formatter):
-    """A password in an address that somebody else's message quotes stays out of the file."""
+    """Keeps a password in an address that a message quotes out of the file."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))
@@ -347,7 +347,7 @@ def _logging_to(path: Path) -> Iterator[None]:
     try:
         yield
     except KnockoutError as error:
-        # The command line prints it too, so it goes to the file alone.
+        # The command line prints it too, so this writes only to the file.
         file.emit(log.makeRecord(log.name, logging.ERROR, "", 0, f"ended: {error}", (), None))
         raise
     finally:

@@ -1,4 +1,4 @@
-"""The sweep's loop: baselines, then forks in the same running batch, grades beside them."""
+"""The sweep's loop: baselines, then forks in the same running batch, grading in parallel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ log = logging.getLogger("knockout")
 # Rows wait at most this long for their transaction: what a killed process can lose.
 _COMMIT_EVERY_S = 2.0
 _COMMIT_EVERY_ROWS = 256
-# How soon it is noticed that the ledger is gone although nothing is to be written.
+# How soon a missing ledger is noticed although nothing is to be written.
 _LOOK_EVERY_S = 1.0
 # Requests queued in the engine beyond those it runs, so that a freed place is filled at once.
 _LOOKAHEAD = 8
@@ -59,7 +59,7 @@ _MOST_GRADING = 4096
 
 
 class GradingPool(Protocol):
-    """Grades beside generation; see `knockout.grading`."""
+    """Grades during generation; see `knockout.grading`."""
 
     @property
     def n_open(self) -> int:
@@ -71,7 +71,7 @@ class GradingPool(Protocol):
         """Queues an answer."""
 
     def poll(self) -> list[tuple[str, Grade]]:
-        """Returns the grades that are there, without waiting."""
+        """Returns the finished grades, without waiting."""
 
 
 class Scheduler:
@@ -79,7 +79,7 @@ class Scheduler:
 
     Args:
         plan: The sweep.
-        ledger: Where everything finished goes.
+        ledger: Receives everything that finished.
         engine: What generates.
         grader: What grades.
         tokenizer: For the text that is graded.
@@ -193,7 +193,7 @@ class Scheduler:
             cell.written, cell.correct = True, self.ledger.cell_grade(item.key)
             if not self.ledger.has_early(item.key):
                 cell.early = np.zeros(len(self.plan.candidates), dtype=bool)
-            # An audit can be there before its fork, whose grade it does not wait for.
+            # An audit may be stored before its fork, whose grade it does not wait for.
             cell.audited[self.ledger.audits_of(item.key)] = False
             if not item.new:
                 self._make_ready(cell, item)
@@ -208,7 +208,7 @@ class Scheduler:
         return False
 
     def _make_ready(self, cell: Cell, item: Owed) -> None:
-        """What is left of a cell whose steps are all known."""
+        """Queues what is left of a cell whose steps are all known."""
         self._ready_forks(cell, item.forks)
         for c in item.audits:
             reference = self.ledger.trajectory(cell.key, c)
@@ -254,7 +254,7 @@ class Scheduler:
 
     @contextmanager
     def _engine_failures(self) -> Iterator[None]:
-        """Puts an exception down to the engine, after writing what had finished before it."""
+        """Blames an exception on the engine, after writing what had finished before it."""
         try:
             yield
         except Exception as error:
@@ -263,7 +263,7 @@ class Scheduler:
                 raise
             raise KnockoutError(
                 f"the engine failed: {type(error).__name__}: {error}. What had finished is in the "
-                "ledger; the same command goes on from there"
+                "ledger; the same command resumes from there"
             ) from error
 
     def _arrived(self, done: Completion) -> None:
@@ -446,7 +446,7 @@ class Scheduler:
         cell.rows.clear()
 
     def _respelled(self, key: CellKey, candidate: int, tokens: NDArray[np.int32]) -> bool:
-        """Whether the text's own encoding holds a banned id; its ids never do."""
+        """Whether the text's own encoding contains a banned id; its ids never do."""
         text = self._text(key, tokens)
         if not any(part in text for part in self._ban_texts[candidate]):
             return False
@@ -469,7 +469,7 @@ class Scheduler:
         self.ledger.note("replays", json.dumps(record))
 
     def _write(self, cell: Cell, row: ForkRow | AuditRow) -> None:
-        """Puts a row into the next transaction, or behind its cell's."""
+        """Puts a row into the next transaction, or after its cell's."""
         if not cell.written:
             cell.rows.append(row)
         elif isinstance(row, ForkRow):

@@ -1,6 +1,6 @@
 """Confirmation without new tokens: chosen on one half of the problems, estimated on the other.
 
-Fresh seeds keep the problems, so they confirm what happens to hold on these problems. To speak about
+Fresh seeds keep the problems, so they confirm an effect on these problems. For a claim about
 problems like these, the choice must not have seen the problems that it is tested on.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["halves", "split_run"]
 
 SPLIT = (
     "chosen on one half of the problems, estimated on the other, with the seeds of the run: nothing "
-    "was generated. What is confirmed holds for problems like these; half as many problems see "
+    "was generated. What is confirmed is true of problems like these; half as many problems see "
     "larger effects only"
 )
 
@@ -58,8 +58,8 @@ def split_run(
             raise UsageError(f"{directory}: the run is unfinished; finish it before confirming")
         if race_rule(ledger) is not None:
             raise UsageError(
-                f"{directory}: it raced, so all of its problems decided who went on; no half is "
-                "untouched. Confirm on fresh seeds, without --split"
+                f"{directory}: it raced, so all of its problems decided which candidates continued, and "
+                "neither half is unseen. Confirm on fresh seeds, without --split"
             )
         cubes = grade_cubes(ledger)
         planned: dict[str, int] = dict(

@@ -12,7 +12,7 @@ from knockout.sweep.results import luck_of
 
 __all__ = ["summarise"]
 
-# Above these shares the user is told. A coupling error means that a fork's first own token is the
+# Above these shares the user is warned. A coupling error means that a fork's first own token is the
 # baseline's: the engine's two passes disagree about a pick; in float32 there are next to none.
 _MOST_COUPLING_ERRORS = 0.001
 _MOST_FORK_ERRORS = 0.02
@@ -27,8 +27,8 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
         sweep: What it ran with.
 
     Returns:
-        The content of `summary.json`; counts of trajectories and tokens are of what is in the
-        ledger, so that they are the same whether or not the run was interrupted.
+        The content of `summary.json`; trajectories and tokens are counted in the ledger, so
+        that an interruption changes no count.
     """
     state = totals(ledger)
     asked = ledger.asked()
@@ -97,11 +97,11 @@ def summarise(ledger: Ledger, sweep: Sweep) -> dict[str, Any]:
 
 
 def replays(ledger: Ledger) -> dict[str, int]:
-    """Baselines that were decoded again, to see where candidates that came later diverge.
+    """Baselines that were decoded again, to find where later candidates diverge.
 
     Returns:
         `cells`: how many; `tokens`: of them; `mismatches`: those that differed from the stored
-        tokens, so that the cell was done anew.
+        tokens, so that the cell was done again.
     """
     return {"cells": 0, "tokens": 0, "mismatches": 0} | dict(ledger.meta_json("replays", {}))
 
@@ -137,24 +137,24 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
     generated = state.cells + state.forks
     if state.unfinished > _MOST_UNFINISHED * generated:
         found.append(
-            f"{state.unfinished} of {generated} trajectories ran into max_tokens; one that "
-            "contains no answer by then counts as wrong"
+            f"{state.unfinished} of {generated} trajectories ran into max_tokens; one "
+            "without an answer by then counts as wrong"
         )
     if state.unasked:
         found.append(
-            f"{state.unasked} knockouts of cells that were there before could not be placed: their "
+            f"{state.unasked} knockouts of older cells could not be placed: their "
             "baselines could not be decoded again. The same command tries again"
         )
     if wrong := replays(ledger)["mismatches"]:
         found.append(
             f"{wrong} baselines differed from their stored tokens when they were decoded again for "
-            "new candidates; those cells were done anew. float32, or an engine that does not depend on "
+            "new candidates; those cells were done again. float32, or an engine that does not depend on "
             "the batch, helps"
         )
     if (n := looks(ledger)) > 1 and sweep.adaptive is None:
         found.append(
             f"this is look {n} at the run: it was extended after its verdicts had been seen. Each "
-            "look is another chance for a false claim; for claims that must hold, judge at level "
+            "look is another chance for a false claim; for claims that you rely on, judge at level "
             f"alpha / {n}, confirm on fresh seeds (`knockout confirm`), or race"
         )
     if state.failed_cells or state.failed_forks:
@@ -172,7 +172,7 @@ def _warnings(ledger: Ledger, sweep: Sweep, state: Totals) -> list[str]:
 
 
 def _identical_repeats(ledger: Ledger, sweep: Sweep) -> list[str]:
-    """Benchmarks whose repeats are all the same although they were sampled: a seed that got lost."""
+    """Benchmarks whose repeats are all the same although they were sampled: a lost seed."""
     found = []
     sampled = {e.name: sweep.settings(e).sampling.temperature > 0 for e in sweep.benchmarks}
     for index, benchmark in enumerate(ledger.benchmarks):

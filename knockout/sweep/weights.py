@@ -1,4 +1,4 @@
-"""A run stays with the weights that it began with, whatever their name or folder says."""
+"""A run keeps the weights that it began with, whatever their name or folder says."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def stored_fingerprint(ledger: Ledger) -> Fingerprint | None:
 
 
 def check_weights(engine: Engine, ledger: Ledger) -> None:
-    """Compares an engine's weights with the run's, which the first start writes down.
+    """Compares an engine's weights with the run's, which the first start records.
 
     Raises:
-        UsageError: They are others.
+        UsageError: They differ.
     """
     there = stored_fingerprint(ledger)
     for place, found in fingerprints(engine).items():
@@ -36,12 +36,12 @@ def check_weights(engine: Engine, ledger: Ledger) -> None:
             if ledger.n_cells():
                 log.warning(
                     "this run has no fingerprint of its weights (an early version began it); "
-                    "those of %s are written down now", place
+                    "those of %s are recorded now", place
                 )  # fmt: skip
             ledger.note("weights", json.dumps(found.to_record()))
         elif not found.agrees(there):
             raise UsageError(
-                f"{ledger.path.parent}: this run was made with other weights than {place} holds "
+                f"{ledger.path.parent}: this run was made with other weights than {place} has "
                 f"now: log-probabilities of the same prompt differ by {found.difference(there):.2g} in "
                 "the median, far more than rounding explains. Bring back the checkpoint that it "
                 "began with, or give another --out"

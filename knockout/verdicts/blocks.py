@@ -37,10 +37,10 @@ POOLED = "pooled"
 """The benchmark name of rows over all benchmarks together."""
 
 _ENOUGH = 30
-"""Differing cells from which on the data tell how much a problem's repeats agree."""
+"""Least number of differing cells from which to estimate how much a problem's repeats agree."""
 
 TIE = 1e-9
-"""Relative slack when a p-value meets its level, so that rounding never decides a verdict."""
+"""Relative tolerance when a p-value is compared with its level, so that rounding never decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Race:
         max_rounds: Planned rounds of each benchmark.
         rounds_done: Complete rounds of each benchmark.
         futility: The chance below which it dropped candidates; None: it did not.
-        ended: What ended it, or "" while it goes on.
+        ended: What ended it, or "" while it runs.
     """
 
     rule: VerdictRule
@@ -105,7 +105,9 @@ def block_of(cube: GradeCube, target: Target, settled: Settlement | None) -> Blo
     else:
         tally = tally_problems(pairs)
         base = np.zeros(c)
-        for n in range(1, s + 1):  # by number of pairs, so that no order of problems enters
+        for n in range(
+            1, s + 1
+        ):  # by number of pairs, so that the order of problems does not matter
             base += np.where(pairs.n == n, pairs.base, 0).sum(axis=1) / n
     counts = {
         "n_problems": np.count_nonzero(pairs.n, axis=1),
@@ -135,7 +137,7 @@ def block_of(cube: GradeCube, target: Target, settled: Settlement | None) -> Blo
 
 
 def _there(grades: NDArray[np.int8], rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(C,) grades that are there within each candidate's rounds."""
+    """(C,) grades within each candidate's rounds."""
     per_round = np.count_nonzero(grades >= 0, axis=1)  # (C or 1, S)
     played = np.arange(grades.shape[2]) < rounds[:, None]
     return np.asarray((per_round * played).sum(axis=1), dtype=np.int64)
@@ -144,12 +146,12 @@ def _there(grades: NDArray[np.int8], rounds: NDArray[np.int64]) -> NDArray[np.in
 def _bounds(
     baseline: NDArray[np.int8], knockout: NDArray[np.int8], rounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(C,) Δ over all planned cells if every missing grade had fallen the worst and the best way."""
+    """(C,) Δ over all planned cells if every missing grade were the worst and the best possible."""
     n = np.maximum(rounds * len(baseline), 1)
     low, high = np.zeros(len(knockout)), np.zeros(len(knockout))
     for s in range(baseline.shape[1]):
         b, k = baseline[:, s], knockout[:, :, s]
-        # A cell that nobody graded may still be one trajectory: both grades missing can differ.
+        # A cell without grades counts too: if both were missing, they could differ.
         least = np.where(k < 0, 0, k).sum(axis=1) - int(np.where(b < 0, 1, b).sum())
         most = np.where(k < 0, 1, k).sum(axis=1) - int(np.where(b < 0, 0, b).sum())
         played = s < rounds
@@ -159,7 +161,7 @@ def _bounds(
 
 
 def _design(cube: GradeCube, pairs: Pairs, target: Target) -> Design:
-    """What the benchmark tells about power, for `mde`."""
+    """The benchmark's design, for `mde`."""
     from knockout.stats.power import CORRELATION, Design, difficulty, seed_correlation
 
     graded = cube.baseline[:, (cube.baseline >= 0).any(axis=0)]
@@ -184,7 +186,7 @@ def pool(blocks: list[Block], target: Target, *, adaptive: bool) -> Block:
     keep = [c for c in blocks[0].candidates if c.name in shared]
     why = ""
     if adaptive:
-        why = "racing settles each benchmark by itself"
+        why = "racing settles each benchmark separately"
     elif (
         target == "benchmark" and len({int(b.counts["n_seeds"].max(initial=0)) for b in blocks}) > 1
     ):
@@ -243,7 +245,7 @@ def fixed_tests(block: Block) -> Tests:
 
 
 def raced_tests(cube: GradeCube, settled: Settlement, target: Target, max_rounds: int) -> Tests:
-    """p-values and intervals that hold at any stopping time."""
+    """p-values and intervals that are valid at any stopping time."""
     from knockout.stats.sequential import confidence_sequence
 
     done = int(settled.rounds.max(initial=0))
@@ -257,7 +259,7 @@ def raced_tests(cube: GradeCube, settled: Settlement, target: Target, max_rounds
 
     def interval(alpha: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         low, high = sequence(alpha)
-        # The bets behind p and those behind the interval differ for target population: 0 goes by p.
+        # For target population p and interval come from different bets: p decides about 0.
         seen, lost = p <= alpha * (1 + TIE), settled.log_pillar > settled.log_stumbling
         gain = np.where(seen, np.maximum(low, 0.0), np.minimum(low, 0.0))
         loss = np.where(seen, np.minimum(high, 0.0), np.maximum(high, 0.0))

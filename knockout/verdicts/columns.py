@@ -1,4 +1,4 @@
-"""Columns of the verdict table that look at a whole block: corrections, power, what carries a sum."""
+"""Columns of the verdict table that need a whole block: corrections, power, what carries a sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FEW", "Corrected", "carrying", "corrected", "smallest_effects"]
 Floats = NDArray[np.float64]
 
 FEW = 3
-"""A call whose sum is carried by so few problems, or fewer, is marked (`few_carry`)."""
+"""A call carried by this many problems or fewer is marked (`few_carry`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def corrected(
     *,
     exact: bool,
 ) -> Corrected:
-    """Corrects each family of a block by itself; a canary is no hypothesis and keeps its p."""
+    """Corrects each family of a block separately; a canary is no hypothesis and keeps its p."""
     names = tuple(dict.fromkeys(("fdr", "holm", "by", "nominal", rule.rule)))
     adjusted = {name: p.copy() for name in names}
     inside = np.zeros(len(p), dtype=np.bool_)
@@ -65,7 +65,7 @@ def corrected(
         m = max(int(tested.sum()) + family.unknown, 1)
         selected = int((adjusted["fdr"][mine] <= rule.alpha * (1 + TIE)).sum())
         level = np.full(len(mine), min(1.0, max(selected, 1) / m) * rule.alpha)
-        if exact:  # one that is not corrected for is never called, so its interval holds 0
+        if exact:  # a row outside the family is never called, so its interval contains 0
             out = np.ldexp(2.0, -np.minimum(differing[mine], 1000)) * (1 - 1e-9)
             level = np.where(tested, level, np.minimum(level, np.minimum(out, rule.alpha)))
         inside[mine], levels[mine] = tested, level
@@ -76,8 +76,8 @@ def corrected(
 def smallest_effects(block: Block, alpha: float | Floats) -> Floats:
     """(C,) smallest loss that data like these show with 80 % power, at level alpha, one or (C,).
 
-    A candidate's noise is its share of differing cells less those that its own Δ explains. What
-    else counts is the benchmark's: problems, seeds, difficulty, agreement between seeds.
+    A candidate's noise is its share of differing cells less those that its own Δ explains. The rest
+    comes from the benchmark: problems, seeds, difficulty, agreement between seeds.
     """
     from knockout.stats.power import mde_of_shares
 

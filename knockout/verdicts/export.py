@@ -56,13 +56,13 @@ def selected(
         benchmark: Judges by this benchmark alone, which may be "pooled"; otherwise pooled rows do
             not vote.
         across: How several benchmarks judge. "overall": a candidate is a pillar (or stumbling
-            block) where it is one on any benchmark, "mixed" where it is both, and neutral only
-            where it is neutral on all. "any" and "all": it has a wanted verdict on any of them, or
+            block) if it is one on any benchmark, "mixed" if it is both, and neutral only if
+            it is neutral on all. "any" and "all": it has a wanted verdict on any of them, or
             on all.
         groups: Group of each candidate by name.
         group: Which group to take.
         special_ids: Ids of special tokens.
-        with_special: Whether candidates that hold a special token are taken.
+        with_special: Whether candidates that contain a special token are taken.
 
     Returns:
         One mapping a candidate: candidate, token_ids, tokens, verdict, evidence, benchmarks (on
@@ -169,7 +169,7 @@ def ranked(
 def freeze_list(
     rocks: Sequence[int], chosen: Sequence[dict[str, Any]], *, keep_undetermined: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
-    """Mined rocks that may be frozen: all but pillars and those that nothing is known about.
+    """Mined rocks that may be frozen: all but pillars and those about which nothing is known.
 
     Args:
         rocks: Token ids of the mined list.
@@ -235,7 +235,7 @@ def list_name(selection: Mapping[str, Any], evidence: Collection[str]) -> str:
 
     Args:
         selection: How its rows were chosen.
-        evidence: Of each row. Neutrals are called so only where none is undetermined.
+        evidence: Of each row. Neutrals are called so only if none is undetermined.
     """
     if "freeze_list" in selection:
         return "freeze_list"
@@ -266,7 +266,7 @@ def _yaml(found: dict[str, Any]) -> str:
     for row in found["candidates"]:
         texts |= zip(row["token_ids"], row["tokens"], strict=True)
     for token, text in texts.items():
-        # A comment ends at any of YAML's line breaks, none of which is printable.
+        # A comment ends at any of YAML's line breaks; none of them is printable.
         lines.append(f"  - {token}  # {text if text.isprintable() else json.dumps(text)}")
     return "\n".join(lines) + "\n"
 
@@ -286,7 +286,7 @@ def write(
 
 
 def _frame(chosen: Sequence[dict[str, Any]], *, lists: bool = False) -> pd.DataFrame:
-    """One row a candidate; lists become JSON where the format has none."""
+    """One row a candidate; lists become JSON if the format has none."""
     import pandas as pd
 
     def cell(value: list[Any]) -> Any:

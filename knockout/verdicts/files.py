@@ -1,4 +1,4 @@
-"""The verdict table as files: the same table, the same bytes."""
+"""The verdict table as files; equal tables give equal bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_verdicts(frame: pd.DataFrame, csv_path: Path, json_path: Path) -> None
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: ten significant digits, None for NaN."""
+    """A value for JSON: ten significant digits, None for NaN."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):

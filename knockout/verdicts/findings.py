@@ -1,4 +1,4 @@
-"""What came out, in words: the block at the head of the report and at the end of a run."""
+"""The result in words: the block at the top of the report and at the end of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def findings(
     margin: float,
     folder: str = "DIR",
 ) -> Findings:
-    """Says what a verdict table means.
+    """Puts a verdict table into words.
 
     Args:
         rows: Of the table; proportions in [0, 1].
@@ -139,7 +139,7 @@ def _cost(summary: Mapping[str, Any]) -> str:
 
 def _next(own: Sequence[Row], summary: Mapping[str, Any], margin: float, folder: str) -> list[str]:
     if not summary["complete"]:
-        return ["repeat the command that started the run; it goes on where it stopped"]
+        return ["repeat the command that started the run; it resumes where it stopped"]
     out = []
     if any(row["verdict"] != "neutral" for row in own):
         out.append(f"`knockout confirm {folder}` measures the findings again on fresh seeds")

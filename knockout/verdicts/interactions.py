@@ -1,4 +1,4 @@
-"""Do two tokens stand in for each other? What a pair does beyond what its members do alone."""
+"""Do two tokens stand in for each other? The effect of a pair beyond those of its members."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_interactions(cubes: Sequence[GradeCube], alpha: float = 0.05) -> pd.Da
 
     Returns:
         The frame with `INTERACTION_COLUMNS`. `p_adjusted` is Benjamini-Hochberg over the pairs of
-        a benchmark; a number that cannot be had is NaN.
+        a benchmark; a number that cannot be computed is NaN.
     """
     import pandas as pd
 

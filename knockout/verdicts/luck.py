@@ -1,4 +1,4 @@
-"""Calls that luck alone would bring, beside those that were made."""
+"""The number of calls that luck alone would bring, beside the number made."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _one(moves: NDArray[np.float64], rule: VerdictRule) -> dict[str, Any]:
     from knockout.stats.signflip import signflip_p
 
     luck = expected_calls(moves, rule.alpha)
-    # Exact p-values of the same differences, on a common grid of 1/240 of a problem at the finest.
+    # Exact p-values of the same differences, on a common grid of at least 1/240 of a problem.
     whole = np.round(moves * 5040).astype(np.int64)
     kinds, place = np.unique(whole, return_inverse=True)
     counts = np.zeros((len(moves), len(kinds)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""One answer for a candidate from several benchmarks: what freeze lists go by.
+"""One answer for a candidate from several benchmarks, which decides about freeze lists.
 
 A candidate is `equivalent` over all benchmarks if
 
@@ -7,9 +7,9 @@ A candidate is `equivalent` over all benchmarks if
 3. on no benchmark did it lose more than the margin, or than what the benchmark cannot rule out even
    for a token that changes no answer (.10 of 30 problems), if that is more.
 
-Point 1 alone would let a large benchmark vouch for a small one. Asking every benchmark for the
-margin, on the other hand, keeps nothing: 30 problems cannot show ± .02 whatever is generated. Where
-there is no pooled test (a race), every benchmark that is large enough to show the margin must.
+Point 1 alone would let a large benchmark vouch for a small one. But if every benchmark had to show
+the margin, nothing would pass: 30 problems cannot show ± .02 with any number of seeds. Without a
+pooled test (a race), every benchmark that is large enough to show the margin must show it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def settle_cube(
     max_rounds: int | None = None,
     futility: float | None = None,
 ) -> Settlement:
-    """Which candidates of a benchmark are settled after so many complete rounds (seeds).
+    """Which candidates of a benchmark are settled after its complete rounds (seeds).
 
     The scheduler calls this after each round and makes no more forks for what is not "open".
     Canaries are never settled. See `knockout.stats.sequential.settle` for arguments and proof.

@@ -1,7 +1,7 @@
 """Verdict rules: how the p-values of one family become verdicts. A new rule is one function.
 
 A rule turns the evidence of a family (the hypotheses of one benchmark that are judged together)
-into adjusted p-values; a candidate is called where its own is at most alpha. `verdict_rule` puts
+into adjusted p-values; a candidate is called if its own is at most alpha. `verdict_rule` puts
 it in the registry, and a package's entry point in the group `knockout.verdict_rules` makes its
 module known to every command. `docs/extending.md` has an example.
 """

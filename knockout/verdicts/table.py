@@ -108,7 +108,7 @@ def build_verdicts(
     """The verdict table: a row per benchmark and candidate, then pooled rows.
 
     Args:
-        cubes: One per benchmark. Pooled rows are made where there are two or more, for the
+        cubes: One per benchmark. Pooled rows are added if there are two or more, for the
             candidates that all of them share; every problem weighs the same there, so a large
             benchmark weighs more than a small one.
         rule: Which rule fills `verdict`, at which level, for which target and margin; the default
@@ -121,7 +121,7 @@ def build_verdicts(
         looks: How often the run was looked at with growing data, this time included, likewise.
 
     Returns:
-        The frame with `COLUMNS`. Where a number cannot be had it is NaN and `reason` says why; in
+        The frame with `COLUMNS`. A number that cannot be computed is NaN and `reason` says why; in
         an adaptive sweep `reason` also says what settled a candidate, or that it is open.
 
     Raises:
@@ -163,7 +163,7 @@ def build_verdicts(
     names = [name for name in COLUMNS if name != "evidence_overall"]
     columns = {name: [value for table in tables for value in table[name]] for name in names}
     columns["evidence_overall"] = overall_evidence(columns, rule)
-    # Names may hold what Arrow's strings cannot, such as half a surrogate pair; the others may
+    # Names may contain what Arrow's strings cannot, such as half a surrogate pair; the others may
     # be missing, and stay whole numbers.
     objects = {
         name: pd.Series(columns[name], dtype=object)

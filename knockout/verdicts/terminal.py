@@ -35,9 +35,9 @@ def render_verdicts(
     """Shows a verdict table: a block for each benchmark, effects first, then by p-value.
 
     Both rules are shown: the last column is the verdict by the rule that was asked for, the one
-    before it what `nominal` says, or `fdr` where the table is by `nominal`.
+    before it what `nominal` says, or `fdr` if the table is by `nominal`.
 
-    Names are quoted, so that a space, a line break and nothing at all can be told apart; where
+    Names are quoted, so that a space, a line break and an empty name differ; where
     the terminal is narrow they are cut, numbers never.
 
     Args:
@@ -63,7 +63,7 @@ def render_verdicts(
         parts.append(Text("c: control   A: A/A check", style="dim"))
     if "looks" in table and len(table) and (n := int(table["looks"].iloc[0])) > 1:
         parts.append(
-            Text(f"Look {n} at a run that grew: for claims that must hold, judge at alpha / {n}.")
+            Text(f"Look {n} at a run that grew: for claims that you rely on, judge at alpha / {n}.")
         )
     if bool(table["few_carry"].any()):
         parts.append(Text("!: three problems or fewer carry half of the sum", style="dim"))
