@@ -212,7 +212,7 @@ def test_choosing(first: Path, tmp_path: Path) -> None:
         ({"joint": ["x=verdict:good"]}, "expected strong_pillar"),
         ({"joint": ['"w1"=all'], "candidates": ['"w1"']}, "a candidate has this name"),
         ({"joint": ["x=all", "x=all"]}, "contains this name twice"),
-        ({"run_seed": 0}, "not fresh"),
+        ({"run_seed": 0}, "used these seeds"),
     ],
 )
 def test_what_cannot_be_confirmed(first: Path, arguments: dict[str, object], told: str) -> None:

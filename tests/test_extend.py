@@ -263,7 +263,7 @@ def test_what_makes_a_cell_is_refused_by_name(
     ("old", "new", "message"),
     [
         ("w1 w1", "w1 w2", "words: 1 of its first 9 problems have another id, prompt"),
-        ('"word": "w0"', '"word": "w4"', "have another document or metric, first"),
+        ('"word": "w0"', '"word": "w4"', "with another document or metric, first"),
     ],
 )
 def test_another_problem_is_refused(

@@ -99,7 +99,7 @@ def test_what_both_have_must_agree(shards: list[Path], whole: Path, tmp_path: Pa
             (*fork.key, fork.candidate),
         )
     db.close()
-    with pytest.raises(KnockoutError, match="do not agree") as told:
+    with pytest.raises(KnockoutError, match="disagree about") as told:
         merge_runs([whole, other], tmp_path / "no")
     assert "grade" in str(told.value)
     assert f"seed {fork.key.seed}" in str(told.value)
@@ -135,7 +135,7 @@ def test_what_was_not_made_alike_is_refused(words: Path, whole: Path, tmp_path: 
     run_sweep(
         knockout.Sweep.load(words, "sampling.temperature=0.7"), tmp_path / "warm", shard=(1, 9)
     )
-    with pytest.raises(UsageError, match=r"not made alike.*\n  sampling"):
+    with pytest.raises(UsageError, match=r"cannot be joined.*\n  sampling"):
         merge_runs([whole, tmp_path / "warm"], tmp_path / "out")
     other = Path(shutil.copytree(whole, tmp_path / "weights"))
     with Ledger.open(other / "run.db", write=True) as ledger:
