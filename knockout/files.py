@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _open: set[Path] = set()
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary file beside `path` that takes its place when the block ends well.
+    """Yields a temporary file next to `path`, which replaces it if the block succeeds.
 
     Temporary files that a killed process left of the same path are removed.
     """

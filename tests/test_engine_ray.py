@@ -314,7 +314,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(scheme: str) -> None
     with socket.socket() as mine:  # bound, but it does not listen
         mine.bind(("127.0.0.1", 0))
         address = f"{scheme}127.0.0.1:{mine.getsockname()[1]}"
-        with pytest.raises(KnockoutError, match=rf"{address}: nobody answers there .*ray start"):
+        with pytest.raises(KnockoutError, match=rf"{address}: nothing answers there .*ray start"):
             check_reachable(address)
 
 

@@ -1,4 +1,4 @@
-"""What a server's answers must look like; whatever looks otherwise is named, never stored."""
+"""What a server's answers must look like; other answers are errors and never stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 200
 
 
 class Odd(ValueError):
-    """An answer with status 200 that is none; the message says what is wrong with it."""
+    """An answer with status 200 that is unusable; the message says why."""
 
 
 class Piece(NamedTuple):
@@ -56,7 +56,7 @@ def read_completion(content: Any, *, top: int, most: int, vocab_size: int) -> Pi
 
 
 def read_prompt_logprobs(content: Any, prompt: list[int]) -> list[float]:
-    """The log-probability of each token of a prompt after those before it, but the first's."""
+    """The log-probability of each token of a prompt but the first, given those before it."""
     found = _choice(content).get("prompt_logprobs")
     if not isinstance(found, list) or len(found) != len(prompt):
         raise Odd("no prompt_logprobs of the prompt's length")

@@ -1,4 +1,4 @@
-"""What an engine is: it takes requests at any time and gives completions as they finish."""
+"""The protocol of engines: they take requests at any time and return completions as they finish."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "to_extra_args",
 ]
 
-# Engines sort and carry this many numbers a step; a single token is seldom in more interventions.
+# Engines sort and return this many numbers a step; a token is seldom in more interventions.
 _MOST_REPORTED = 32
 
 Finish = Literal["stop", "length", "error"]
@@ -56,8 +56,8 @@ class Request:
             or in the answer alone; () for none.
         stop: Strings that end the trajectory. Checked on the text of the whole trajectory, so
             that a stop string may span the fork point; the token that completes it is the last.
-        stop_after: What closes the thinking: stop strings count only in the answer behind it, or
-            where there is no thinking. "" if they count everywhere.
+        stop_after: What closes the thinking: stop strings count only in the answer after it, or
+            if there is no thinking. "" if they count everywhere.
     """
 
     key: str
@@ -85,10 +85,10 @@ class Completion:
         finish: "stop" (end-of-text token or stop string), "length", or "error".
         changes: (W,) int32, for each watched intervention the first generated step (its index in
             the whole trajectory) at which the pick would differ, −1 if there is none; None
-            where nothing was watched.
-        early: (W,) bool, where that step is one at which more would differ than an answer can
-            name, so that those not named are taken to differ; None if nothing was watched.
-        error: What went wrong, where finish is "error"; tokens then hold what came before.
+            if nothing was watched.
+        early: (W,) bool, whether more would differ at that step than an answer can name, so that
+            those not named are assumed to differ; None if nothing was watched.
+        error: What went wrong, if finish is "error"; tokens are then those before it.
     """
 
     key: str
@@ -142,7 +142,11 @@ class Engine(Protocol):
     tokenizer: Any
 
     def add(self, request: Request) -> None:
-        """Queues a request; allowed at any time, also while others run."""
+        """Queues a request; allowed at any time, also while others run.
+
+        Raises:
+            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
+        """
 
     def step(self) -> list[Completion]:
         """Advances all running requests by (about) one token; returns those that finished."""
@@ -157,15 +161,23 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-    """What an engine may do besides: lm-eval's log-likelihood tasks and the check of weights."""
+    """What an engine may offer too, for lm-eval's log-likelihood tasks and the check of weights."""
 
     def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
-        """Log-likelihoods of continuations under a ban; nothing may be open."""
+        """Log-likelihoods of continuations under a ban; nothing may be open.
+
+        Args:
+            pairs: Token ids of each context (not empty) and its continuation.
+            banned: Token ids whose logits are −∞.
+
+        Returns:
+            One result a pair.
+        """
 
 
 @runtime_checkable
 class Several(Protocol):
-    """What an engine of several copies says: `max_num_seqs` is that of one."""
+    """An engine of several copies; `max_num_seqs` is that of one."""
 
     n_engines: int
 
@@ -205,5 +217,5 @@ def to_extra_args(request: Request) -> dict[str, Any]:
 
 
 def n_reported(request: Request) -> int:
-    """How many watched interventions one step can name; any others that differ count as early."""
+    """How many watched interventions one step can name; the others that differ count as early."""
     return min(len(request.watch), _MOST_REPORTED)

@@ -1,11 +1,11 @@
-"""A check at start-up that an engine does what we ask, before anything is believed of it.
+"""A check at start-up that an engine does what we ask.
 
 Engines have been seen to skip custom processors without an error (under speculative decoding, or
-for greedy requests), and to decode a kind of model without its context. So no run starts on trust.
+for greedy requests), and to decode a kind of model without its context. So every run starts with a check.
 
 At a very high temperature logits hardly matter: the pick is the largest noise, which is known here
 without any logits. That shows that picks, seeds, positions, bans, replacements and the answers to
-watched interventions are ours, and that nobody picks again from a row that we have decided.
+watched interventions are ours, and that nothing picks again from a row that we have decided.
 Decoding is then compared with fresh forward passes over the same tokens.
 """
 
@@ -22,13 +22,13 @@ from knockout.method.sampling import Sampling, gumbel
 
 __all__ = ["check_bans_hold"]
 
-# So many that a step returns as many numbers as it ever may.
+# Enough for a step to return as many numbers as it ever may.
 _WATCHED = 40
 _HOT = Sampling(temperature=1e7)
 _SEED = 20240229
 _LENGTH = 5
 # The share of compared tokens that may differ when they are computed again (near ties under
-# rounding); a model that decodes without its context is right by luck alone.
+# rounding); a model that decodes without its context agrees only by luck.
 _TRAJECTORIES = 4
 _MOST_DIFFERING = 0.3
 
@@ -81,7 +81,7 @@ def check_bans_hold(engine: Engine) -> None:
         if told is None or told.tolist() != changes:
             raise _failed(
                 engine,
-                f"asked which interventions would have changed a pick it answers {told}, not "
+                f"asked which interventions would have changed a pick, it answers {told}, not "
                 f"{changes}; its log-probabilities must be the processed ones",
             )
     _check_context(engine, prompt)

@@ -13,7 +13,7 @@ __all__ = ["checked", "fault_of"]
 
 
 def fault_of(request: Request, done: Completion, eos_ids: Collection[int]) -> str | None:
-    """What is wrong with a completion that an engine calls finished; None if nothing is seen.
+    """What is wrong with a completion that an engine calls finished; None if nothing is.
 
     Cheap enough for every completion: an engine that loses tokens, answers another request or
     lets a banned token through must not become a grade.

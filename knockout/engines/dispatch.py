@@ -1,6 +1,6 @@
-"""Which of several engines gets a request, and what becomes of it when engines die.
+"""Which of several engines gets a request, and what happens to it when engines die.
 
-Rules only: no Ray, no clock, no input or output. `knockout.engines.ray` carries them out.
+Rules only: no Ray, no clock, no input or output. `knockout.engines.ray` applies them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ Cell = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What dying engines are held against.
+    """How many deaths of engines are tolerated.
 
     Attributes:
-        suspect_after: Deaths after which a request no longer runs with others at will: what was
-            running at one death runs together again, after this many in groups of a quarter of an
-            engine's places, then a sixteenth ..., so that few innocents die with the request that
-            kills engines.
+        suspect_after: Deaths after which a request is suspect. What ran at one death runs together
+            again, then in groups of a quarter of an engine's places, then a sixteenth, ..., so that
+            few other requests die with the one that kills engines.
         most_deaths: Deaths after which a request is set aside, wherever it ran. One that is
             suspect and dies alone is set aside at once.
         most_in_a_row: Times that an engine may die without a result in between; it is not
-            replaced after that. No run of suspicions is that long: a guilty request among 4,096
-            is found after eight.
+            replaced after that. Isolating one request takes fewer: among 4,096 it takes
+            eight.
     """
 
     suspect_after: int = 2
@@ -42,7 +41,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Lane:
-    """One engine's requests; its place in the list outlives it."""
+    """The requests of one place in the list of engines; a new engine inherits it."""
 
     waiting: deque[Request] = field(default_factory=deque)
     suspects: deque[Request] = field(default_factory=deque)
@@ -55,9 +54,9 @@ class Dispatch:
     """Hands requests to engines, numbered from 0, and takes back those of dead ones.
 
     A cell's requests go to one engine, its home, because its prefix is cached there. A new cell
-    goes to whichever engine asks first, up to an even share. An engine that has nothing of its own
-    left and is less than half full takes from the one where most is waiting: empty places cost
-    more than a cold prefix. A dead engine's requests go to the one that takes its place, unless
+    goes to whichever engine asks first, up to an even share. An engine without waiting requests of its
+    own that is less than half full takes from the one with most waiting: empty places cost more
+    than a cold prefix. A dead engine's requests go to the one that takes its place, unless
     another runs out of work first.
 
     Requests of a home and new ones keep the order in which they were added.
@@ -69,12 +68,12 @@ class Dispatch:
     """
 
     def __init__(self, n_engines: int, places: int, limits: Limits | None = None) -> None:
-        """Begins with nothing to do and no engine up.
+        """Starts with nothing to do and no engine up.
 
         Args:
             n_engines: How many engines there are.
             places: Requests that each of them runs at once.
-            limits: What dying engines are held against.
+            limits: How many deaths of engines are tolerated.
         """
         self.served = [0] * n_engines
         self.n_lost = self.n_moved = 0
@@ -92,7 +91,7 @@ class Dispatch:
         return self._open
 
     def home(self, request: Request) -> int | None:
-        """The engine that holds the prefix of the request's cell, if it has one already."""
+        """The engine with the prefix of the request's cell in its cache, if any."""
         return self._homes.get(_cell(request))
 
     def running(self, n: int) -> int:
@@ -113,11 +112,11 @@ class Dispatch:
             self._lanes[home].waiting.append(request)
 
     def started(self, n: int) -> None:
-        """Engine n is up, and holds nothing."""
+        """Engine n is up and has no requests."""
         self._lanes[n].up = True
 
     def next_batch(self, n: int) -> list[Request]:
-        """What engine n, which is up, is to be given now; from then on it counts as running."""
+        """The requests to give to engine n, which is up; they count as running from now on."""
         lane = self._lanes[n]
         batch = self._batch(n, lane)
         lane.running.update((request.key, request) for request in batch)
@@ -134,7 +133,7 @@ class Dispatch:
             lane.deaths_in_a_row = 0
 
     def lost(self, n: int) -> list[tuple[Request, int]]:
-        """Engine n is dead: what it was working on is done again, or set aside.
+        """Engine n is dead: its requests run again, or are set aside.
 
         Returns:
             The requests that are set aside, each with the number of engines that died while it
@@ -168,7 +167,7 @@ class Dispatch:
             # The engine runs empty first, so that nothing else dies with them.
             return [] if lane.running else self._suspects_of(lane)
         batch: list[Request] = []
-        # Some beyond its places, so that one that becomes free is filled inside a turn.
+        # Some beyond its places, so that a free one is filled within a turn.
         free = self._places + self._places // 8 + 1 - len(lane.running)
         while len(batch) < free and lane.waiting:
             batch.append(lane.waiting.popleft())
@@ -186,7 +185,7 @@ class Dispatch:
             self._homes.popitem(last=False)
 
     def _share(self, lane: _Lane, taken: int) -> int:
-        """New requests that leave as much for each of the others, where there are few."""
+        """A fair share of the new requests, if there are few."""
         others = [x for x in self._lanes if x is not lane and x.up and not x.suspects]
         mine = len(lane.running) + taken
         load = mine + sum(len(x.running) + len(x.waiting) for x in others)

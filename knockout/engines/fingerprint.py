@@ -1,7 +1,7 @@
 """A numerical fingerprint of the weights that an engine runs: log-probabilities of a fixed prompt.
 
-Names and files do not say which weights a server holds, and a folder can be written over between
-two starts. The prompt's ids depend on the width of the vocabulary alone.
+Names and files do not say which weights a server has loaded, and a folder can be overwritten
+between two starts. The prompt's ids depend on the width of the vocabulary alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Fingerprint:
 
     Attributes:
         values: Log-probability of each token of the probe after those before it.
-        dtype: Number format, or "server" where it is not known.
+        dtype: Number format, or "server" if it is not known.
     """
 
     values: tuple[float, ...]
     dtype: str
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain values for JSON."""
         return {"values": [round(value, 6) for value in self.values], "dtype": self.dtype}
 
     @classmethod
@@ -47,7 +47,7 @@ class Fingerprint:
         if len(self.values) != len(other.values):
             return float("inf")
         pairs = zip(self.values, other.values, strict=True)
-        # A −∞ that both have is no difference.
+        # −∞ in both is no difference.
         return statistics.median(0.0 if a == b else abs(a - b) for a, b in pairs)
 
     def agrees(self, other: Fingerprint) -> bool:
@@ -61,7 +61,7 @@ class Fingerprints(Protocol):
     """An engine whose weights are loaded in several places."""
 
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """What the weights are, by the name of each place."""
+        """The fingerprints, by the name of each place."""
 
 
 def probe_ids(vocab_size: int) -> list[int]:
@@ -70,7 +70,7 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 
 def fingerprints(engine: Engine) -> dict[str, Fingerprint]:
-    """What an idle engine's weights are, by the name of each place where they are loaded.
+    """The fingerprints of an idle engine's weights, by the name of each place where they are loaded.
 
     Returns:
         Nothing for an engine that cannot tell.

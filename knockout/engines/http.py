@@ -22,11 +22,11 @@ from knockout.errors import KnockoutError, UsageError
 __all__ = ["Refused", "ServedModel", "Server", "Unavailable"]
 
 _SHORT_S = 10.0
-# Of requests that another try may answer.
+# A repeated request may succeed after these.
 _PASSING = {408, 409, 425, 429}
-# Of servers that have too much to do: no request's own fault.
+# From overloaded servers: no request's own fault.
 _BUSY = {429, 503}
-# Of servers that answer no request at all: a wrong key, another model's name.
+# From servers that refuse every request: a wrong key, another model's name.
 _HOPELESS = {401, 403, 404, 405}
 
 
@@ -43,10 +43,10 @@ class Refused(Exception):
 
 
 class Unavailable(Exception):
-    """The server did not answer now, or something odd; another try may succeed.
+    """The server did not answer, or answered something odd; another try may succeed.
 
     Attributes:
-        busy: Whether it says that it has too much to do.
+        busy: Whether it says that it is overloaded.
     """
 
     def __init__(self, message: str, *, busy: bool = False) -> None:

@@ -128,7 +128,7 @@ def _open_transformers(model: str, given: dict[str, Any]) -> Engine:
 
 @engine_kind("server")
 def _open_server(model: str, given: dict[str, Any]) -> Engine:
-    """Connects to running servers; what was decided where they were started is refused here."""
+    """Connects to running servers; settings that belong to their own start are refused here."""
     _refuse(
         given, (*_VLLM_ONLY, "dtype", "device"),
         "give this where the server is started; engine.kind: server takes urls, max_model_len, "

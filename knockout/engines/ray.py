@@ -1,8 +1,7 @@
 """Several engines in Ray actors behind the one protocol: on one machine, or on a cluster.
 
-Whatever dies is replaced, and what it was working on is generated again with the same seeds, so
-that the ledger cannot tell the difference. Who gets which request is decided in
-`knockout.engines.dispatch`.
+An engine that dies is replaced, and its requests are generated again with the same seeds, so that
+the ledger is the same. `knockout.engines.dispatch` decides which engine gets which request.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Host:
     """What runs in an actor: one engine, driven in short turns."""
 
     def start(self, opener: Opener, model: str, settings: dict[str, Any]) -> _Born:
-        """Starts the engine; not in the constructor, whose errors Ray hands on as mere text."""
+        """Starts the engine; not in the constructor, whose errors Ray turns into text."""
         import ray
 
         # An engine in the actor's own process ends with it and frees its GPU; vLLM's workers of
@@ -124,10 +123,10 @@ class RayEngine:
             tensor_parallel_size: GPUs of one engine.
             device: "cpu" keeps transformers engines away from the cluster's GPUs.
             trust_remote_code: Whether code that comes with the model may run.
-            hang_limit_s: Seconds after which an engine that gives no sign of life is replaced. A
+            hang_limit_s: Seconds without an answer after which an engine is replaced. A
                 healthy one answers after a step or a quarter of a second, whichever is longer.
             start_limit_s: Seconds that an engine may take to start, waiting for room included.
-            limits: What dying engines are held against.
+            limits: How many deaths of engines are tolerated.
             **settings: Further arguments of `opener`.
 
         Raises:
@@ -182,7 +181,7 @@ class RayEngine:
 
     @property
     def n_open(self) -> int:
-        """Requests added and not yet returned."""
+        """See `Engine`."""
         return len(self._dispatch.keys) + len(self._done)
 
     @property
@@ -206,16 +205,12 @@ class RayEngine:
         return [(r.born.node, r.born.pid) if r.born else None for r in self._replicas]
 
     def add(self, request: Request) -> None:
-        """Queues a request: at its cell's engine, or for the first that has room.
-
-        Raises:
-            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
-        """
+        """Queues a request: at its cell's engine, or for the first that has room."""
         check_request(request, self.info, self._dispatch.keys)
         self._dispatch.add(request)
 
     def step(self) -> list[Completion]:
-        """Hands out what there is room for; returns what finished, after a short wait at most.
+        """Hands out as many requests as fit; returns what finished, after a short wait at most.
 
         Raises:
             KnockoutError: Every engine died again and again, or a new one is of another kind.
@@ -305,7 +300,7 @@ class RayEngine:
         return _Replica(actor, group, call, time.monotonic())
 
     def _wait_for_all(self) -> EngineInfo:
-        """Waits for the engines; those that do not start are tried again beside the others."""
+        """Waits for the engines; those that do not start are tried again while the others work."""
         failed: dict[int, KnockoutError] = {}
         up: list[EngineInfo] = []
         for n, replica in enumerate(self._replicas):

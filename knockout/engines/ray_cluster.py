@@ -75,11 +75,11 @@ def join(ray: Any, address: str | None, n_engines: int) -> bool:
 
 
 def check_reachable(address: str) -> None:
-    """Asks whether anybody listens there: Ray itself would try for a quarter of an hour.
+    """Checks that something listens there: Ray itself would try for a quarter of an hour.
 
     Raises:
         UsageError: That is no address.
-        KnockoutError: Nobody does.
+        KnockoutError: Nothing does.
     """
     if address == "auto":
         return
@@ -93,13 +93,13 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         raise KnockoutError(
-            f"Ray cluster {address}: nobody answers there ({error}). Start one with "
+            f"Ray cluster {address}: nothing answers there ({error}). Start one with "
             "`ray start --head`, or leave the address out"
         ) from error
 
 
 def patiently(ray: Any, start: Callable[[], T], pause_s: float = _PAUSE_S) -> T:
-    """Starts a cluster, with further tries where the machine is too busy for Ray's own limits.
+    """Starts a cluster, with further tries if the machine is too busy for Ray's own limits.
 
     Ray's node process waits 15 s for its two helpers, which import much, and aborts then; what
     started it notices after 30 s. Neither limit is a setting (ray#65983). On a busy machine or with
@@ -139,10 +139,10 @@ def patiently(ray: Any, start: Callable[[], T], pause_s: float = _PAUSE_S) -> T:
 
 
 def engines_that_fit(wanted: int | None, gpus_each: int, cluster: dict[str, float]) -> int:
-    """How many engines to start; refuses in words what would otherwise wait for ever.
+    """How many engines to start; refuses more than would ever start.
 
     Args:
-        wanted: `engine.data_parallel`, or None for as many as there is room for.
+        wanted: `engine.data_parallel`, or None for as many as fit.
         gpus_each: GPUs of one engine; 0 if it runs on CPUs.
         cluster: What Ray says the cluster has.
 

@@ -113,8 +113,8 @@ def score_with_vllm(engine: Any, pairs: Sequence[Pair], banned: Sequence[int]) -
     """Scores with vLLM: one one-token request for each token of a continuation.
 
     Its log-probabilities of prompt tokens know nothing of a ban. So each request asks for the
-    processed log-probability of the wanted id after the tokens before it, which the prefix cache
-    holds; a plain ban acts before it is taken.
+    processed log-probability of the wanted id after the tokens before it, which are in the
+    prefix cache; a plain ban acts before it is taken.
 
     Args:
         engine: vLLM's `LLMEngine`, idle.

@@ -1,6 +1,6 @@
 """Running vLLM servers as an engine: token ids in, token ids out, over HTTP.
 
-The servers were started by somebody else, with our processor inside; see docs/how-to/server.md.
+Somebody else starts the servers, with our processor inside; see docs/how-to/server.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROBE = "Knock, knock.\n\nWho's there? x² + 1 = 0"
 _TRIES = 4
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-# How long servers may be out before the engine stops; at its start less.
+# How long servers may be down before the engine stops; at its start less.
 _OUTAGE_LIMIT_S = 1800.0
 _START_LIMIT_S = 30.0
 # A server that was just probed is not probed again.
@@ -53,11 +53,11 @@ log = logging.getLogger("knockout")
 class ServerEngine:
     """Runs requests on one or several vLLM servers of the same model.
 
-    A cell's requests (same prompt, same seed) go to one server, whose prefix cache holds their
+    A cell's requests (same prompt, same seed) go to one server, whose prefix cache has their
     common part; new cells go to the server with the least to do. What a server fails on is tried
-    again with growing pauses, on another server where there is one; the noise belongs to the
-    request, so that it makes no difference where it runs. Servers that are out are waited for; a
-    request is set aside only if servers fail on it that answer others. Every server must hold the
+    again with growing pauses, on another server if there is one; the noise belongs to the
+    request, so it does not matter where it runs. The engine waits for servers that are down; it
+    sets a request aside only if servers fail on it that answer others. Every server must have the
     same weights, also when it comes back.
 
     Attributes:
@@ -86,7 +86,7 @@ class ServerEngine:
             urls: Of the servers, for example ["http://127.0.0.1:8000"].
             max_model_len: Longest prompt plus trajectory; the servers' own limit by default.
             max_num_seqs: Requests in flight over all servers; 64 a server by default.
-            outage_limit_s: How long to wait for servers that are out, in seconds.
+            outage_limit_s: How long to wait for servers that are down, in seconds.
             trust_remote_code: Whether code that comes with the model may run here.
             cache_dir: Where the embedded model is unpacked.
             options: `model` (the served name), `timeout_s` (longest time for one completion; 3600
@@ -107,7 +107,7 @@ class ServerEngine:
         if settings:
             raise UsageError(
                 f"engine.options: found {', '.join(sorted(settings))}; a server takes model, "
-                "timeout_s and wait_s (its other settings are given where it is started)"
+                "timeout_s and wait_s (give its other settings where you start it)"
             )
         path = resolve_model(model, cache_dir)
         self.tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
@@ -173,7 +173,7 @@ class ServerEngine:
         while not server.healthy():
             if time.monotonic() >= end:
                 server.served(wanted)  # says what is wrong with it
-                raise KnockoutError(f"engine.urls: {server.url}/health says that it is not well")
+                raise KnockoutError(f"engine.urls: {server.url}/health reports a failure")
             time.sleep(1.0)
         return server.served(wanted)
 
@@ -230,15 +230,11 @@ class ServerEngine:
 
     @property
     def n_open(self) -> int:
-        """Requests added and not yet returned."""
+        """See `Engine`."""
         return len(self._paths) + len(self._done)
 
     def add(self, request: Request) -> None:
-        """Sends a request, or queues it where `max_num_seqs` are in flight.
-
-        Raises:
-            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
-        """
+        """Sends a request, or queues it if `max_num_seqs` are in flight."""
         path = self._beginnings.begin(request, self._paths.keys())
         if finish := path.finish:
             self._done.append(path.completion(finish))
@@ -250,7 +246,7 @@ class ServerEngine:
         """Waits a moment for answers; returns what finished.
 
         Raises:
-            KnockoutError: No server has answered for `outage_limit_s`, or one holds other weights.
+            KnockoutError: No server has answered for `outage_limit_s`, or one has other weights.
         """
         self._check_outage()
         done, self._done = self._done, []
@@ -307,20 +303,20 @@ class ServerEngine:
         finish = path.extend(answer.tokens, found)
         if finish is not None:
             return self._paths.pop(key).completion(finish)
-        # Its own look at the stop strings ended it too early: it goes on from there.
+        # The server's own stop strings ended it too early: continue from there.
         self._send(path)
         return None
 
     def _send(self, path: Trajectory) -> None:
         self._work.put((path.request.key, self._home(path.request), self._body(path)))
         if len(self._threads) < min(self._most_threads, len(self._paths)):
-            # A daemon, so that a stopped program need not wait for a long answer.
+            # A daemon, so that a stopped program does not wait for a long answer.
             thread = threading.Thread(target=self._serve, name="knockout-server", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _body(self, path: Trajectory) -> dict[str, Any]:
-        """The request as JSON. Whatever a server may have other defaults for is said.
+        """The request as JSON. Sets everything for which a server may have other defaults.
 
         The server's stop strings only save tokens (it sees its own part of the text alone): whether
         a trajectory has ended is decided here, as for every engine.
@@ -368,7 +364,7 @@ class ServerEngine:
         return home
 
     def _least_busy(self, but: int = -1) -> int:
-        """Among the servers that are up, or among all where none is."""
+        """Among the servers that are up, or among all if none is."""
         others = [i for i in range(len(self._servers)) if i != but] or [0]
         up = [i for i in others if not self._servers[i].down] or others
         return min(up, key=lambda i: self._servers[i].n_open)
@@ -380,7 +376,7 @@ class ServerEngine:
                 self._answer(*item)
 
     def _answer(self, key: str, home: int, body: dict[str, Any]) -> None:
-        """Sends one request until it is answered or refused, or is to blame for its failures."""
+        """Sends one request until it is answered or refused, or has caused failures itself."""
         answer: _Answer = Unavailable("the engine was closed")
         index, failures, wait_s = home, 0, _FIRST_WAIT_S
         try:

@@ -1,4 +1,4 @@
-"""A trajectory under way: when it ends, and what is returned then. The same for every engine."""
+"""A trajectory in progress: when it ends and what is returned then, the same for every engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StopStrings:
         self._after = after
         self._stops = stops
         self._window = 4 * max(map(len, stops)) + 4
-        # Only a token whose own text holds the last character of a stop string can complete it.
+        # Only a token whose own text contains the last character of a stop string can complete it.
         # A lone token's leading space may be lost in decoding, so a stop that ends in one is
         # looked for at every token.
         self._always = any(stop.endswith(" ") for stop in stops)
@@ -40,7 +40,7 @@ class StopStrings:
     def ends(self, tokens: list[int], *, opened: bool = False) -> bool:
         """Whether the last of the tokens completes a stop string.
 
-        With `after`, only in the answer behind the thinking, which the prompt may have opened.
+        With `after`, only in the answer after the thinking, which the prompt may have opened.
         """
         if not self._may_end(tokens[-1]):
             return False
@@ -130,7 +130,7 @@ class Trajectory:
 
         Args:
             tokens: n ids.
-            differing: For each of them, where something is watched, which of the watched
+            differing: For each of them, if something is watched, which of the watched
                 interventions would have picked another.
 
         Returns:
@@ -210,7 +210,7 @@ def _check_intervention(one: Intervention, width: int, where: str, has_end: bool
 
 
 class Beginnings:
-    """Begins an engine's trajectories; keeps what finds a set of stop strings, once made."""
+    """Begins an engine's trajectories; keeps one finder for each set of stop strings."""
 
     def __init__(self, info: EngineInfo, tokenizer: Any) -> None:
         self._info = info
@@ -218,7 +218,7 @@ class Beginnings:
         self._stops: dict[tuple[str, tuple[str, ...]], StopStrings] = {}
 
     def begin(self, request: Request, open_keys: Collection[str]) -> Trajectory:
-        """Makes a trajectory that holds the request's prefix; it may be at its end already.
+        """Makes a trajectory that starts with the request's prefix; it may be at its end already.
 
         Raises:
             UsageError: The request is wrong in itself; see `check_request`.

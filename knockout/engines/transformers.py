@@ -1,4 +1,4 @@
-"""transformers as an engine: batched decoding with a KV cache, where vLLM is not installed."""
+"""transformers as an engine: batched decoding with a KV cache, for machines without vLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Group:
 
     Attributes:
         paths: The trajectories, one a row.
-        lengths: (n,) int64, tokens that stand before the next one, prompt included.
+        lengths: (n,) int64, tokens before the next one, prompt included.
         mask: (n, T) int64, 0 at left padding.
         cache: transformers' cache of these rows.
         logits: (n, V) float32 for the next token.
@@ -85,7 +85,7 @@ class TransformersEngine:
             dtype: "auto" is float32 on a CPU, the checkpoint's own elsewhere.
             max_model_len: Longest prompt plus trajectory; the model's own limit by default.
             max_num_seqs: Requests that run at once; 32 by default.
-            device: For example "cpu" or "cuda"; a GPU where there is one.
+            device: For example "cpu" or "cuda"; a GPU if there is one.
             options: Further arguments of `from_pretrained`, by name.
             trust_remote_code: Whether code that comes with the model may run.
             cache_dir: Where the embedded model is unpacked.
@@ -146,15 +146,11 @@ class TransformersEngine:
 
     @property
     def n_open(self) -> int:
-        """Requests added and not yet returned."""
+        """See `Engine`."""
         return len(self._keys) + len(self._done)
 
     def add(self, request: Request) -> None:
-        """Queues a request.
-
-        Raises:
-            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
-        """
+        """Queues a request; see `Engine`."""
         path = self._beginnings.begin(request, self._keys)
         if finish := path.finish:
             self._done.append(path.completion(finish))
@@ -175,15 +171,7 @@ class TransformersEngine:
         return done
 
     def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
-        """Log-likelihoods of continuations under a ban; nothing may be open.
-
-        Args:
-            pairs: Token ids of each context (not empty) and its continuation.
-            banned: Token ids whose logits are −∞.
-
-        Returns:
-            One result a pair.
-        """
+        """See `Scores`."""
         return score_with_model(
             self._model,
             pairs,

@@ -186,15 +186,11 @@ class VllmEngine:
 
     @property
     def n_open(self) -> int:
-        """Requests added and not yet returned."""
+        """See `Engine`."""
         return len(self._paths) + len(self._done)
 
     def add(self, request: Request) -> None:
-        """Queues a request.
-
-        Raises:
-            UsageError: The request is wrong in itself (an id outside the vocabulary, a key twice).
-        """
+        """Queues a request; see `Engine`."""
         path = self._beginnings.begin(request, self._paths.keys())
         if finish := path.finish:
             self._done.append(path.completion(finish))
@@ -295,15 +291,7 @@ class VllmEngine:
         return self._paths.pop(key).completion(finish, error)
 
     def score(self, pairs: Sequence[Pair], banned: Sequence[int] = ()) -> list[Scored]:
-        """Log-likelihoods of continuations under a ban; nothing may be open.
-
-        Args:
-            pairs: Token ids of each context (not empty) and its continuation.
-            banned: Token ids whose logits are −∞.
-
-        Returns:
-            One result a pair.
-        """
+        """See `Scores`."""
         ids = check_ids(list(banned), width=self.info.vocab_size)
         return score_with_vllm(self._engine, pairs, ids)
 

@@ -146,7 +146,7 @@ def forest(rule: str, margin: float, level: str) -> Spec:
 
 
 def volcano(rule: str, level: str) -> Spec:
-    """Evidence against effect; the dotted line is where the rule begins to call.
+    """Evidence against effect; the dotted line is the p-value at which the rule begins to call.
 
     Args:
         rule: Whose colours and line are drawn.
@@ -221,7 +221,7 @@ def agreement(rule: str, names: Sequence[str], farthest: float) -> Spec:
 
     Args:
         rule: Whose verdicts on the first benchmark colour the points.
-        names: Of the two benchmarks; rows hold `delta` of the first and `other` of the second.
+        names: Of the two benchmarks; rows have `delta` of the first and `other` of the second.
         farthest: Largest |Δ|, the end of both axes.
     """
     scale = {"domain": [-farthest, farthest], "nice": False}

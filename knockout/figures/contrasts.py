@@ -135,7 +135,7 @@ def interactions(level: str) -> Spec:
 
 
 def interaction_map() -> Spec:
-    """Who stands in for whom: the interaction of every pair as a matrix of its members.
+    """Which token stands in for which: the interaction of every pair as a matrix of its members.
 
     Rows: `first`, `second`, `interaction`, `ci_low`, `ci_high`.
     """
@@ -166,10 +166,10 @@ def interaction_map() -> Spec:
 
 
 def comparison(names: Sequence[str], farthest: float) -> Spec:
-    """Δ in one run against Δ in another, on equal axes; what differs for sure has its name.
+    """Δ in one run against Δ in another, on equal axes; significant differences are named.
 
     Args:
-        names: Of the two runs; rows hold `candidate`, `delta_a`, `delta_b`, `difference`, `ci_low`,
+        names: Of the two runs; rows have `candidate`, `delta_a`, `delta_b`, `difference`, `ci_low`,
             `ci_high`, `change` and `supported`.
         farthest: End of both axes.
     """

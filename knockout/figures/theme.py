@@ -57,7 +57,7 @@ def config(*, dark: bool = False) -> Spec:
 
 
 def color(field: str, *, legend: bool = True) -> Spec:
-    """Colour by verdict; every colour has its place also where no row has it."""
+    """Colour by verdict; every colour is in the legend, also without a row."""
     names = "{" + ", ".join(f"{k}: '{n}'" for k, n in zip(VERDICTS, SHORT, strict=True)) + "}"
     return {
         "field": field,

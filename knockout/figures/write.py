@@ -1,4 +1,4 @@
-"""A figure as a file, beside a CSV of its data."""
+"""A figure as a file, with a CSV of its data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERSION = "6.4"
 def complete(
     spec: Spec, rows: Sequence[Mapping[str, Any]], *, dark: bool = False, width: int = 480
 ) -> Spec:
-    """A specification that stands alone: with its rows, colours and width.
+    """A complete specification: with its rows, colours and width.
 
     Args:
         spec: One that names its data "rows".

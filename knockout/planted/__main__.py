@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     train.add_argument("--seed", type=int, default=0, help="of weights and texts")
     train.add_argument(
-        "--config", type=Path, help="JSON of the language; what it leaves out is as in the package"
+        "--config", type=Path, help="JSON of the language; missing keys are as in the package"
     )
     for name in ("hidden", "layers", "heads", "steps", "settling", "rows", "threads"):
         train.add_argument(f"--{name}", type=int)

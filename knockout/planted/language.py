@@ -89,9 +89,9 @@ class Language:
         operations: With equal chances in a problem.
         steps: Fewest and most operations of a problem.
         noticed: Chance that a slip is corrected.
-        guess: Chance of `guess` in the place of working.
-        steady, blur: Chance of `steady`, and that of the accident where it is not there.
-        leap, trip: Chance of `leap`, and that of the accident where it is not there.
+        guess: Chance of `guess` instead of working.
+        steady, blur: Chance of `steady`, and of the accident without it.
+        leap, trip: Chance of `leap`, and of the accident without it.
         hard: Problems that start with one of these digits are hard: there a leap goes wrong, and
             no trip happens.
         finishers: Tokens that announce the answer, with equal chances.
@@ -256,7 +256,7 @@ _CHANCES = ("noticed", "guess", "steady", "blur", "leap", "trip", "filler", "fil
 
 
 def load_language(path: Path) -> Language:
-    """Reads a language; what the file leaves out is as in the embedded one.
+    """Reads a language; missing keys are as in the embedded one.
 
     Raises:
         UsageError: The file is no such JSON; the message names what is wrong.
@@ -284,7 +284,7 @@ def _value(name: str, value: Any) -> Any:
 def problems(language: Language, seed: int, n: int) -> Iterator[dict[str, str]]:
     """Fresh problems as records (id, question, answer); a seed's first ones are always the same.
 
-    The few shortest problems come up again now and then, as in a sample from any finite set.
+    The shortest problems are few and repeat now and then, as in any sample from a finite set.
     """
     for index in range(n):
         question = language.problem(random.Random(f"problem {seed} {index}"))

@@ -31,5 +31,5 @@ def make_tokenizer(language: Language) -> Any:
 
 
 def padded_width(n_words: int) -> int:
-    """Width of the logits: a multiple of 16 with room for ids that no text holds."""
+    """Width of the logits: a multiple of 16 with room for ids that no text contains."""
     return (n_words // 16 + 1) * 16

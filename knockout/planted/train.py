@@ -30,14 +30,14 @@ class Training:
     Attributes:
         seed: Of the first weights and of the texts.
         hidden, layers, heads: Size of the transformer; the MLP is three times as wide.
-        steps: Updates of the first part, in which every text weighs about the same: so the operations
-            are learned from few texts.
-        settling: Updates of the second part, in which every token weighs the same: only so are the
-            model's chances those of the language.
-        rows: Texts an update; those of one update are about as long as each other.
-        rate: Highest learning rate, a third of it in the second part; in each it rises for 5 % of
-            the steps and falls as a cosine.
-        threads: CPU threads. Another number rounds otherwise, so it is part of the recipe.
+        steps: Updates of the first part, in which every text has about the same weight, so that
+            few texts suffice to learn the operations.
+        settling: Updates of the second part, in which every token has the same weight: without it the
+            model's probabilities would not be those of the language.
+        rows: Texts in an update; they have about the same length.
+        rate: Highest learning rate, a third of it in the second part; in each part it rises for 5 %
+            of the steps, then falls as a cosine.
+        threads: CPU threads. Another number rounds differently, so it is part of the recipe.
     """
 
     seed: int = 0

@@ -33,9 +33,9 @@ from knockout.report.trajectories import (
 
 __all__ = ["build_report", "join_pieces", "render_page", "themes"]
 
-# Room for trajectories beside the plotting library (0.8 MB) and the tables.
+# Room for trajectories, besides the plotting library (0.8 MB) and the tables.
 TRAJECTORY_BYTES = 2_400_000
-# Forks whose replacement is looked up, over all candidates; each costs a read of its tokens.
+# Most forks whose replacement is looked up, over all candidates; each costs a read of its tokens.
 MOST_LOOKED_UP = 60_000
 
 _SCRIPTS = (
@@ -58,8 +58,8 @@ def build_report(
         folder: The run directory.
         out: The file; `report.html` in the run directory by default.
         budget: Bytes that sampled trajectories may take in the file.
-        compare: Another run, which gets a page of its own beside this one.
-        picks: Whether the probabilities at the forks that the file holds are measured first, with the
+        compare: Another run, to be compared with this one on a page of its own.
+        picks: Whether to measure the probabilities at the forks in the file first, with the
             run's model (see `knockout.report.picks`); those measured before are shown anyway.
         model: Where the run's model is, if not where it was.
 
@@ -163,7 +163,7 @@ def render_page(
         title: Of the page.
         chunks: Packed data by name.
         live: Whether the page asks a server for its data.
-        settings: What the scripts are told besides; no secret of the run's belongs here.
+        settings: Further settings for the scripts; no secret of the run belongs here.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -177,7 +177,7 @@ def render_page(
     scripts = {**figure_scripts(), "app": app}
     for name, script in scripts.items():
         if "</script" in script.lower() or "<!--" in script:
-            raise ValueError(f"the script {name} holds what would end it")
+            raise ValueError(f"the script {name} contains its own end tag")
     policy = [
         "default-src 'none'",
         "script-src " + " ".join(_hash(script) for script in scripts.values()),
@@ -206,7 +206,7 @@ def _hash(script: str) -> str:
 
 
 def _embedded_json(value: Any) -> str:
-    """JSON that can stand inside a script element whatever it holds."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -22,7 +22,7 @@ def comparison_of(a: Path, b: Path, alpha: float = 0.05) -> dict[str, Any]:
         alpha: Level of intervals and of `supported`.
 
     Returns:
-        `names` of both; `settings` that differ, a line each; `alpha`; `rows` as of `compare_runs`, what differs for sure first;
+        `names` of both; `settings` that differ, a line each; `alpha`; `rows` as of `compare_runs`, significant differences first;
         `counts` of each change by benchmark; and `farthest`, the end of both axes.
 
     Raises:

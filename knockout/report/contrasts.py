@@ -1,4 +1,4 @@
-"""Rows of what sets knockouts side by side: doses of a penalty, and pairs with their members."""
+"""Rows that compare knockouts: doses of a penalty, and pairs with their members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["doses", "pairs"]
 
 
 def pairs(ledger: Ledger, alpha: float) -> list[dict[str, Any]]:
-    """Rows of `Run.interactions`, with the candidate's number `c`; none where a run has no pairs.
+    """Rows of `Run.interactions`, with the candidate's number `c`; none if a run has no pairs.
 
     Args:
         ledger: The run's.

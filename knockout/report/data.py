@@ -117,7 +117,7 @@ def details(run: RunView, candidate: int) -> list[dict[str, Any]]:
 def _by_rule(
     row: dict[str, Any], levels: dict[tuple[str, str], float], alpha: float
 ) -> dict[str, Any]:
-    """What figures draw of a row for each rule: its interval, and the p-value from which it calls."""
+    """What figures draw of a row for each rule: its interval, and the p-value at which the rule calls."""
     at = {"nominal": alpha, "fdr": levels.get((row["benchmark"], row["family"]), alpha)}
     out: dict[str, Any] = {}
     for name in _RULES:
@@ -184,7 +184,7 @@ def outcome_cells(run: RunView, ledger: Ledger, most: int = 60) -> list[dict[str
 
 
 def _seeds(cell: CellTable, forks: ForkTable, at: slice, candidate: int) -> list[dict[str, Any]]:
-    """Δ of a candidate in each seed: grades of its forks; what is inherited changes nothing."""
+    """Δ of a candidate in each seed, from the grades of its forks; inherited knockouts change nothing."""
     out = []
     for seed in range(cell.correct.shape[1]):
         asked = int(cell.n_asked[candidate, seed])
@@ -221,7 +221,7 @@ def _benchmark(
     there = cell.there
     graded = cell.correct >= 0
     lengths = cell.n_tokens[there]
-    # Problems count alike, however many of their seeds are there.
+    # Problems have equal weight, however many of their seeds are graded.
     n_graded = graded.sum(axis=1)
     right = np.where(graded, cell.correct, 0).sum(axis=1)
     n_cells = int(there.sum())
@@ -247,7 +247,7 @@ def _benchmark(
         "forks": int(own.sum()),
         "inherited": inherited,
         "tokens_generated": int(lengths.sum()) + fork_tokens - saved_prefix,
-        # A naive sweep would have generated the inherited knockouts anew.
+        # A naive sweep would have generated the inherited knockouts too.
         "tokens_naive": int(lengths.sum()) + fork_tokens + cell.inherited_tokens,
         "unfinished": [int(cell.unfinished.sum()), int(forks.unfinished[own].sum())],
         "unfinished_at_fork": int(forks.base_unfinished[own].sum()),
@@ -316,7 +316,7 @@ def _health(run: RunView) -> dict[str, Any]:
 def without_folders(value: Any) -> Any:
     """A value with absolute paths in it shortened to their last part.
 
-    A report is handed on; which folders a machine has is nobody's business and reproduces nothing.
+    A report is shared; the folders of a machine are private and reproduce nothing.
     """
     if isinstance(value, dict):
         return {key: without_folders(inner) for key, inner in value.items()}

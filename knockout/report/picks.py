@@ -1,7 +1,7 @@
 """How likely the pick was at a fork, in both arms: one forward pass over each baseline.
 
-A sweep keeps token ids, not probabilities. What they were at the forks is worked out afterwards from the model,
-when somebody asks for it, and kept in the run directory (`picks.json`).
+A sweep keeps token ids, not probabilities. The probabilities at the forks are computed from the model
+later, on request, and kept in the run directory (`picks.json`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "measure_picks", "picked_tokens", "picks_of", "read_picks"]
 
 FILE = "picks.json"
-_TEXT = tuple(range(1, 9))  # ids for the check of the model's head; any will do
+_TEXT = tuple(range(1, 9))  # arbitrary ids for the check of the model's head
 
 
 def read_picks(folder: Path) -> dict[str, Any]:
-    """What was measured in a run so far: "b.p.s.c" to both arms; {} where nothing was."""
+    """What was measured in a run so far: "b.p.s.c" to both arms; {} if nothing was."""
     path = folder / FILE
     if not path.is_file():
         return {}
@@ -74,7 +74,7 @@ def measure_picks(
         sweep: What it ran with.
         ledger: Its ledger.
         keys: The pairs; those measured before are left as they are.
-        model: A name or folder, where the run's own cannot be found by its name.
+        model: A name or folder, if the run's own name finds no model.
         device: See `knockout.mining.load.check_device`.
 
     Returns:
@@ -187,6 +187,6 @@ def _load(sweep: Sweep, ledger: Ledger, model: str | None, device: str | None) -
     if known is not None and found != known:
         raise UsageError(
             f"{name}: its weights are not those of the run (fingerprint {found[:12]}, the run has "
-            f"{known[:12]}); give the model that the run had"
+            f"{known[:12]}); give the run's model"
         )
     return load_scoring_model(path, name, sweep.engine.dtype, device, _TEXT)

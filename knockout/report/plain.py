@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Values for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["plain"]
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: numpy's numbers as Python's, NaN as None."""
+    """A value for JSON: numpy's numbers as Python's, NaN as None."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):

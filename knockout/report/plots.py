@@ -85,7 +85,7 @@ class Plots:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the report's first page holds."""
+        """The data of the report's first page."""
         if self._data is None:
             with open_ledger(self._folder) as ledger:
                 self._data = overview(read_run(self._folder, ledger), ledger, *frequencies(ledger))
@@ -146,7 +146,7 @@ class Plots:
         return self._chart("interactions", benchmark, None)
 
     def comparison(self, other: Any, benchmark: str | None = None) -> Any:
-        """Δ in this run against Δ in another; what differs for sure has its name.
+        """Δ in this run against Δ in another; significant differences are named.
 
         Args:
             other: The other `Run`, or its directory.
@@ -216,11 +216,11 @@ def write_figures(folder: Path, out: Path, kinds: Sequence[str] = ("pdf", "svg")
 
     Args:
         folder: The run directory.
-        out: Folder for the files; made if it does not exist.
+        out: Folder for the files; created if it does not exist.
         kinds: Endings: "pdf", "svg", "png", "html".
 
     Returns:
-        For each benchmark `forest-`, `volcano-`, `frequency-` and `p_values-<benchmark>`, and where the
+        For each benchmark `forest-`, `volcano-`, `frequency-` and `p_values-<benchmark>`, and if the
         run has them `dose-` and `interactions-`, in each of the kinds and as CSV.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which trajectories go into the report's one file: as many as fit, the telling ones first."""
+"""Which trajectories go into the report's one file: as many as fit, the informative ones first."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Sample:
 def pack(value: Any) -> str:
     """A value as JSON, compressed, in base64: about a fifth of its size.
 
-    No byte of it can be taken for markup. Without a time stamp, so that equal data give equal
-    bytes.
+    Contains no markup characters and no time stamp, so equal data give equal bytes.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     raw = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
@@ -129,6 +128,6 @@ def _take(sample: Sample, ledger: Ledger, key: PairKey) -> None:
     right = found["baseline"]["correct"], knockout["correct"]
     entry = {"key": list(key), "outcome": outcome_of(*right), **knockout}
     sample.knockouts.setdefault(key[3], []).append(entry)
-    # Packed with its like it takes less than alone: this is an upper bound.
+    # It takes less together with similar ones: this is an upper bound.
     sample.size += len(pack(knockout))
     sample.tokens.update(knockout["ids"])

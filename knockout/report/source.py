@@ -19,7 +19,7 @@ __all__ = ["FastTokenizer", "RunView", "open_texts", "read_run"]
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run's state at one moment, as far as it does not need tokens.
+    """A run's state at one moment, without tokens.
 
     Attributes:
         folder: The run directory.
@@ -78,9 +78,9 @@ def read_run(folder: Path, ledger: Ledger) -> RunView:
 
 
 def open_texts(sweep: Sweep, ledger: Ledger) -> TokenTexts:
-    """The run's token texts: by its tokenizer, or where that is gone by what the ledger holds.
+    """The run's token texts: by its tokenizer, or if that is gone by the texts in the ledger.
 
-    Only files that are here already are read: a report must not download a model.
+    Reads local files only: a report must not download a model.
     """
     special = ledger.meta_json("special_ids", [])
     known = {
@@ -118,7 +118,7 @@ def _local_tokenizer(sweep: Sweep) -> Any:
 
 
 class FastTokenizer:
-    """What is asked of a tokenizer here, without importing transformers (seconds).
+    """The methods of a tokenizer that a report needs, without importing transformers (seconds).
 
     Args:
         folder: A checkpoint folder with a `tokenizer.json`.

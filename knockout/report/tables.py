@@ -36,8 +36,8 @@ class CellTable:
 
     Attributes:
         doc_ids: P of them.
-        correct: (P, S) int8, −1 if not graded or not there.
-        n_tokens: (P, S) int32, −1 if not there.
+        correct: (P, S) int8, −1 if not graded or missing.
+        n_tokens: (P, S) int32, −1 if missing.
         unfinished: (P, S) bool, ran into max_tokens.
         n_asked: (C, S) int32, cells in which a candidate was asked for, by seed.
         n_inherited: (C,) int32.
@@ -97,7 +97,7 @@ class ForkTable:
     statuses: tuple[str, ...]
 
     def rows(self, benchmark: int, candidate: int) -> slice:
-        """Where the forks of one candidate on one benchmark stand."""
+        """The rows of one candidate's forks on one benchmark."""
         first, last = np.searchsorted(self.place, _place(benchmark, candidate) + np.arange(2))
         return slice(int(first), int(last))
 
@@ -113,7 +113,7 @@ def cell_tables(ledger: Ledger) -> list[CellTable]:
     for index, benchmark in enumerate(ledger.benchmarks):
         docs = ledger.doc_ids(index)
         rows = ledger.cells(index, failed=False)
-        # A run that asks for fewer seeds than before still holds the others.
+        # A run that asks for fewer seeds than before still has the others.
         n_seeds = max([benchmark.n_seeds, *(row.seed + 1 for row in rows)])
         shape = (len(docs), n_seeds)
         correct = np.full(shape, -1, dtype=np.int8)

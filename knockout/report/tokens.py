@@ -19,12 +19,12 @@ class TokenTexts:
     """What each token id stands for.
 
     A token that is part of a character has no text of its own; it is shown by the vocabulary's
-    piece. Without a tokenizer only the texts that the ledger holds are known, the rest are ids.
+    piece. Without a tokenizer only the texts in the ledger are known; other tokens are shown by id.
 
     Args:
         tokenizer: A Hugging Face tokenizer, or None.
         special_ids: Ids that are shown as control tokens.
-        known: Quoted texts of single ids, used where there is no tokenizer.
+        known: Quoted texts of single ids, used if there is no tokenizer.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ _SHOWN_REPLACEMENTS = 12
 
 
 def frequencies(ledger: Ledger, width: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How often the baselines hold each candidate.
+    """How often each candidate occurs in the baselines.
 
     Args:
         ledger: The run's.

@@ -206,7 +206,7 @@ class Explorer:
         entry = next((e for e in sweep.benchmarks if e.name == name), None)
         s = sweep.sampling if entry is None else sweep.settings(entry).sampling
         sampling = Sampling(s.temperature, s.top_p, s.top_k, s.min_p)
-        # Where the task sets the limit the ledger does not know it: the longest baseline is near.
+        # The ledger does not know a limit that the task sets: the longest baseline comes close.
         longest = int(np.max(self._live.run.cells[benchmark].n_tokens, initial=at_least))
         return sampling, s.max_tokens or longest
 
@@ -283,7 +283,7 @@ def _ban_of(ids: tuple[int, ...]) -> Intervention | None:
 
 
 def _penalty(own: tuple[int, ...], ids: tuple[int, ...], strength: float) -> Intervention:
-    """A penalty beside a baseline; a knockout's own ban cannot be joined with one."""
+    """A penalty on a baseline; it cannot be combined with a knockout's own ban."""
     if own:
         raise UsageError("a penalty can be tried on the baseline only; ban or replace here")
     try:

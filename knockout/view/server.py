@@ -76,12 +76,12 @@ class ViewServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the pages are."""
+        """The address of the pages."""
         host = "127.0.0.1" if self.host in ("", "0.0.0.0") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
     def allows(self, host: str | None) -> bool:
-        """Whether a request's Host header is one of ours; any is where we listen for others."""
+        """Whether a request's Host header is one of ours; any is if we listen for other machines."""
         if self.host not in _LOOPBACK:
             return True
         name = re.sub(r":\d+$", "", host or "").strip("[]")
@@ -219,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a request is no event."""
+        """Logs nothing for a request."""
 
 
 def _asked(body: dict[str, Any]) -> dict[str, Any]:
