@@ -30,9 +30,9 @@ def said(rows: list[dict[str, Any]], rule: str = "fdr", **summary: Any) -> Any:
 def test_findings_are_named_with_the_interval_of_the_rule() -> None:
     rows = [row("all digits", -0.4, "strong_pillar"), row('" so"', 0.0)]
     assert said(rows).headline == (
-        "2 candidates by rule fdr at 0.05: 1 pillar: all digits −.4 [−.6, −.2]; no stumbling block"
+        "2 candidates by rule fdr at 0.05: 1 pillar: all digits −0.400 [−0.600, −0.200]; no stumbling block"
     )
-    assert "[−.5, −.3]" in said(rows, "nominal").headline
+    assert "[−0.500, −0.300]" in said(rows, "nominal").headline
     # The table shows the plain interval: that the headline's is wider must be explained there.
     assert "false coverage rate 0.05" in said(rows).context[0]
     assert not any("false coverage" in line for line in said(rows, "nominal").context)

@@ -87,7 +87,8 @@ def forest(rule: str, margin: float, level: str) -> Spec:
             "ticks": False,
         },
     }
-    x = {**_DELTA, "title": f"Δ Pass@1 · {level} · band: ± {margin:g}"}
+    # Three lines, because a phone is no wider than one of them.
+    x = {**_DELTA, "title": ["Δ Pass@1", level, f"band: ± {margin:g}"]}
     controls = {
         "transform": [
             {"filter": "datum.group == 'control'"},
@@ -152,7 +153,8 @@ def volcano(rule: str, level: str) -> Spec:
         rule: Whose colours and line are drawn.
         level: The rule and its level in words; the axis says it.
     """
-    x, y = {"field": "delta", **_DELTA}, {"field": "evidence", "type": "quantitative"}
+    x = {"field": "delta", **_DELTA, "scale": {"padding": 30}}
+    y = {"field": "evidence", "type": "quantitative", "scale": {"domainMin": 0}}
     return {
         "data": {"name": "rows"},
         "height": 260,
@@ -271,7 +273,13 @@ def p_values() -> Spec:
             {"calculate": "datum.n / datum.all", "as": "share"},
         ],
         "encoding": {
-            "x": {"field": "from", "type": "quantitative", "title": "p-value", "bin": "binned"},
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "title": "p-value",
+                "bin": "binned",
+                "scale": {"domain": [0, 1]},
+            },
             "x2": {"field": "to"},
             "y": {
                 "field": "share",

@@ -68,6 +68,7 @@ def length_change() -> Spec:
                 "type": "quantitative",
                 "bin": "binned",
                 "title": "change of length, tokens",
+                "axis": {"tickMinStep": 1, "format": "d"},
             },
             "x2": {"field": "high"},
             "y": {"field": "forks", "type": "quantitative", "title": "forks", "axis": _WHOLE},

@@ -32,7 +32,7 @@ def level_words(rule: str, alpha: float) -> str:
     """What a figure's intervals and colours follow, in words."""
     if rule == "nominal":
         return f"{100 * (1 - alpha):g} % intervals, rule nominal, not corrected"
-    return f"intervals corrected for the rows that are called, rule fdr at {alpha:g}"
+    return f"intervals corrected by rule fdr at {alpha:g}"
 
 
 def page_specs(data: dict[str, Any]) -> dict[str, Spec]:

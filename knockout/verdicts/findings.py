@@ -164,12 +164,8 @@ def _known(value: Any) -> bool:
 
 
 def _signed(value: float | None) -> str:
-    """A proportion as papers write it: −.40, +.02, 0."""
-    if value is None:
-        return "–"
-    text = f"{abs(value):.3f}".rstrip("0").rstrip(".")
-    text = text.removeprefix("0") if text.startswith("0.") else text
-    return "0" if text in ("0", "") else ("−" if value < 0 else "+") + text
+    """A difference of proportions as the tables write it: −0.400, +0.020."""
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
 
 
 def _big(n: float) -> str:
