@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,8 @@ from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.processors import Rule, rule_from_extra_args
 from knockout.processors.batch import Batch
-from knockout.processors.names import names_of
-from knockout.processors.rules import check_ids
+from knockout.processors.names import names_of, told
+from knockout.processors.rules import check_ids, watch_of
 from knockout.processors.transformers import KnockoutLogitsProcessor
 
 V = 40
@@ -149,7 +150,7 @@ def test_a_batch_without_rules_is_bit_for_bit_untouched() -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda row: row.fill_(math.nan), "nan"),
+        (lambda row: row.fill_(math.nan), "its highest logit is NaN or infinite"),
         (lambda row: row.fill_(-math.inf), "every token is banned"),
     ],
 )
@@ -160,12 +161,42 @@ def test_a_bad_row_is_told_by_its_requests_name(spoil: Any, reason: str) -> None
     with pytest.raises(KnockoutError, match=rf"cell 7/12 \(banned: 3\): .*{reason}"):
         Batch(rules, V).apply_(raw.clone(), torch.tensor([1, 1]))
 
-    failures: dict[str, str] = {}
+    failed: dict[int, str] = {}
+    Batch(rules, V).decide_(raw.clone(), torch.tensor([1, 1]), failed)
+    assert failed == {1: reason}
+
+
+@pytest.mark.parametrize("watch", [(), tuple(banning((token,)) for token in range(30))])
+@pytest.mark.parametrize("fail_token", [0, 7, V - 1])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda row: row.fill_(math.nan), "its highest logit is NaN or infinite"),
+        (lambda row: row[4:6].fill_(math.inf), "its highest logit is NaN or infinite"),
+        (lambda row: row.fill_(-math.inf), "every token is banned"),
+    ],
+)
+def test_a_bad_row_says_so_in_its_log_probabilities(
+    spoil: Any, reason: str, fail_token: int, watch: tuple[Any, ...]
+) -> None:
+    watching = watch_of(watch) if watch else None
+    rules = [
+        replace(coupled((3,), name=name), watch=watching, report=len(watch), fail_token=fail_token)
+        for name in ("good", "bad", "worse")
+    ]
+    raw = torch.randn(3, V)
+    spoil(raw[1])
+    raw[2] = math.nan
     logits = raw.clone()
-    Batch(rules, V).apply_(logits, torch.tensor([1, 1]), failures)
-    assert list(failures) == ["cell 7/12"]
-    assert reason in failures["cell 7/12"]
-    assert torch.equal(logits[1], expected_row(raw[1], rules[1], 1))
+    tokens = Batch(rules, V).apply_(logits, torch.tensor([1, 1, 1]))
+    assert tokens[1:].tolist() == logits[1:].argmax(1).tolist() == [fail_token] * 2
+    assert torch.equal(logits[0].argmax(), expected_row(raw[0], rules[0], 1).argmax())
+    highest = logits.log_softmax(1).topk(len(watch) + 2 if watch else 1)
+    for row, why in enumerate([None, reason, "its highest logit is NaN or infinite"]):
+        ids, values = highest.indices[row, None].numpy(), highest.values[row, None].numpy()
+        said = told([int(tokens[row])], ids, values, V, watched=bool(watch))
+        assert said.failed == why
+        assert len(said.differing) == (why is None)
 
 
 # transformers' interface -------------------------------------------------------------------------
@@ -353,23 +384,6 @@ def test_v1_needs_the_prompt_as_ids(vllm: Any) -> None:
     )
     with pytest.raises(ValueError, match="prompt as token ids"):
         processor.update_state(update)
-
-
-def test_failures_are_collected_on_request(vllm: Any) -> None:
-    v1 = V1(vllm)
-    v1.update({0: (coupled(name="bad"), 3, []), 1: (coupled(name="good"), 3, [])})
-    raw = torch.randn(2, V)
-    raw[0] = math.nan
-    with pytest.raises(KnockoutError, match="request bad"):
-        v1.processor.apply(raw.clone())
-    failures: dict[str, str] = {}
-    vllm.collect(failures)
-    try:
-        logits = v1.processor.apply(raw.clone())
-    finally:
-        vllm.collect(None)
-    assert list(failures) == ["bad"]
-    assert torch.equal(logits[1], expected_row(raw[1], coupled(), 3))
 
 
 class V2:

@@ -27,7 +27,7 @@ from knockout.engines.server import ServerEngine
 from knockout.engines.transformers import TransformersEngine
 from knockout.errors import KnockoutError, UsageError
 from knockout.ledger import Ledger, totals
-from knockout.method.interventions import ban
+from knockout.method.interventions import Intervention, ban
 from knockout.method.sampling import Sampling
 from knockout.sweep.identity import model_fingerprint
 
@@ -92,6 +92,35 @@ def tokens(found: dict[str, Completion]) -> dict[str, list[int]]:
 
 def test_a_server_that_behaves(engine: ServerEngine, expected: dict[str, list[int]]) -> None:
     assert tokens(run(engine, *requests())) == expected
+
+
+def test_a_row_of_nan_fails_its_request_alone(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, nan_token=123)
+    wanted = [
+        Request("good", (2, 4), 1, SAMPLED, 5, watch=(ban((5,)), ban((6,)))),
+        Request("watched", (2, 123), 1, SAMPLED, 5, watch=(ban((5,)), ban((6,)))),
+        Request("fork", (2, 123), 1, SAMPLED, 5, intervention=ban((5,))),
+        Request("all", (2, 4), 1, SAMPLED, 5, intervention=ban(tuple(range(300)))),
+        Request("later", (2, 4), 1, SAMPLED, 5, intervention=every_token_as(123)),
+    ]
+    local = run(TransformersEngine(str(folder), dtype="float32"), *wanted)
+    with FakeServer(folder) as fake, closing(ServerEngine(str(folder), urls=[fake.url])) as engine:
+        found = run(engine, *wanted)
+    for key, want in local.items():
+        got = found[key]
+        assert (got.finish, got.error, got.tokens.tolist()) == (
+            want.finish, want.error, want.tokens.tolist(),
+        )  # fmt: skip
+    assert found["good"].error is None
+    assert found["all"].error == "every token is banned"
+    assert found["later"].tokens.tolist() == [123]
+    for key in ("watched", "fork", "later"):
+        assert found[key].error == "its highest logit is NaN or infinite"
+
+
+def every_token_as(token: int) -> Intervention:
+    others = tuple(t for t in range(300) if t != token)
+    return Intervention("replace", others, replacement=token)
 
 
 @pytest.mark.parametrize("how", [*MISBEHAVIOURS, *MISBEHAVIOURS_OF_LOGPROBS])

@@ -44,6 +44,7 @@ def tiny_model(
     kind: Literal["llama", "qwen3", "sliding", "gpt2", "mamba2"] = "llama",
     scale: float = 0.25,
     nan_token: int | None = None,
+    head_dim: int = 8,
 ) -> Path:
     """Saves a random model with SmolLM2's tokenizer as a checkpoint folder.
 
@@ -55,6 +56,7 @@ def tiny_model(
         kind: Architecture; "sliding" attends to the last 6 tokens only; "mamba2" is recurrent.
         scale: Spread of the weights; larger makes it surer of its next token.
         nan_token: A token whose embedding is NaN, so that all that follows it is NaN.
+        head_dim: Width of an attention head; vLLM wants 32 or more.
 
     Returns:
         The folder. The model ends its texts with id 2.
@@ -86,7 +88,7 @@ def tiny_model(
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head_dim,
         "max_position_embeddings": 256,
     }
     torch.manual_seed(seed)

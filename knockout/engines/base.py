@@ -190,8 +190,14 @@ def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[Completion
         yield from engine.step()
 
 
-def to_extra_args(request: Request) -> dict[str, Any]:
-    """The `extra_args` of a coupled engine request; `rule_from_extra_args` reads them back."""
+def to_extra_args(request: Request, fail_token: int | None = None) -> dict[str, Any]:
+    """The `extra_args` of a coupled engine request; `rule_from_extra_args` reads them back.
+
+    Args:
+        request: What is asked.
+        fail_token: What comes out where a row cannot be sampled from, marked as such in the
+            log-probabilities; best one that ends the request.
+    """
     sampling = request.sampling
     args: dict[str, Any] = {
         "knockout_name": request.key,
@@ -213,6 +219,8 @@ def to_extra_args(request: Request) -> dict[str, Any]:
         args["knockout_start"] = len(request.prompt)
         if request.think_end:
             args["knockout_think_end"] = list(request.think_end)
+    if fail_token is not None:
+        args["knockout_fail_token"] = fail_token
     return args
 
 

@@ -24,7 +24,7 @@ from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError, UsageError, counted
-from knockout.processors.names import NotProcessed, differing
+from knockout.processors.names import NotProcessed, told
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
 
@@ -294,13 +294,15 @@ class ServerEngine:
         if isinstance(answer, Refused | Unavailable):
             return self._paths.pop(key).completion("error", str(answer))
         try:
-            found = differing(*answer, self.info.vocab_size) if path.request.watch else ()
+            said = told(*answer, self.info.vocab_size, watched=bool(path.request.watch))
         except NotProcessed as error:
             raise KnockoutError(
                 f"a server does not say which interventions matter ({error}): start it with "
                 "--logprobs-mode processed_logprobs"
             ) from error
-        finish = path.extend(answer.tokens, found)
+        finish = path.extend(answer.tokens[: len(said.differing)], said.differing)
+        if said.failed is not None and finish is None:
+            return self._paths.pop(key).completion("error", said.failed)
         if finish is not None:
             return self._paths.pop(key).completion(finish)
         # The server's own stop strings ended it too early: continue from there.
@@ -340,10 +342,13 @@ class ServerEngine:
             "spaces_between_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "vllm_xargs": to_extra_args(replace(request, prefix=tuple(path.tokens))),
+            "vllm_xargs": to_extra_args(
+                replace(request, prefix=tuple(path.tokens)),
+                fail_token=(*self.info.eos_ids, 0)[0],
+            ),
+            # Of an unwatched one the token's own, which says whether it could be sampled.
+            "logprobs": min(n_reported(request) + 2, self.info.vocab_size) if request.watch else 1,
         }
-        if request.watch:
-            body["logprobs"] = min(n_reported(request) + 2, self.info.vocab_size)
         return body
 
     # In the threads ------------------------------------------------------------------------------

@@ -268,19 +268,18 @@ class TransformersEngine:
         if group.batch is None:
             rules = [rule_from_extra_args(to_extra_args(path.request)) for path in group.paths]
             group.batch = Batch(rules, logits.shape[1], self._device)
-        failures: dict[str, str] = {}
+        failed: dict[int, str] = {}
         closed = None
         if group.batch.by_part:
             closed = torch.tensor([p.thought_closed for p in group.paths], device=self._device)
-        picks, differ = group.batch.decide_(logits, group.lengths, failures, closed)
+        picks, differ = group.batch.decide_(logits, group.lengths, failed, closed)
         named = [Differing(())] * len(group.paths) if differ is None else differ.by_row()
 
         done: list[Completion] = []
         stay: list[int] = []
         for row, (path, token) in enumerate(zip(group.paths, picks.tolist(), strict=True)):
-            request = path.request
-            if request.key in failures:
-                done.append(path.completion("error", failures[request.key]))
+            if row in failed:
+                done.append(path.completion("error", failed[row]))
                 continue
             finish = path.extend([token], [named[row]])
             if finish is None:

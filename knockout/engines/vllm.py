@@ -19,7 +19,7 @@ from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError, counted
-from knockout.processors.names import Differing, differing
+from knockout.processors.names import Told, told
 from knockout.processors.rules import check_ids
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
@@ -214,11 +214,12 @@ class VllmEngine:
             temperature=0,
             max_tokens=path.limit - len(path.tokens),
             stop_token_ids=list(self.info.eos_ids),
-            logprobs=_room(request, self.info.vocab_size),
+            # Of an unwatched one its token's own says whether it could be sampled.
+            logprobs=_room(request, self.info.vocab_size) if request.watch else 0,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=to_extra_args(request),
+            extra_args=to_extra_args(request, fail_token=(*self.info.eos_ids, 0)[0]),
             skip_clone=True,
         )
 
@@ -261,11 +262,11 @@ class VllmEngine:
         if not path.n_generated:
             self._prompt_tokens += len(output.prompt_token_ids or ())
             self._cached_tokens += output.num_cached_tokens or 0
-        named: list[Differing] = []
-        if path.request.watch:
-            named = _differing(piece, self.info.vocab_size)
-            self._forget_logprobs(key)
-        finish = path.extend(piece.token_ids, named)
+        said = _told(piece, self.info.vocab_size, watched=bool(path.request.watch))
+        self._forget_logprobs(key)
+        finish = path.extend(piece.token_ids[: len(said.differing)], said.differing)
+        if said.failed is not None and finish is None:
+            return self._end(key, "error", said.failed, abort=not output.finished)
         if finish is not None:
             return self._end(key, finish, abort=not output.finished)
         if output.finished:
@@ -330,17 +331,18 @@ def _quiet_import() -> Iterator[None]:
         yield
 
 
-def _room(request: Request, width: int) -> int | None:
-    """How many log-probabilities a step returns: the token, what it names, and "more"."""
-    return min(n_reported(request) + 2, width) if request.watch else None
+def _room(request: Request, width: int) -> int:
+    """How many log-probabilities a watched step returns: the token, what it names, and "more"."""
+    return min(n_reported(request) + 2, width)
 
 
-def _differing(piece: Any, width: int) -> list[Differing]:
-    """Which watched interventions would have changed each of a piece's picks.
+def _told(piece: Any, width: int, *, watched: bool) -> Told:
+    """What a piece's log-probabilities say of its steps.
 
     vLLM puts the emitted token first and then the highest ones, the emitted one among them.
     """
     flat, n = piece.logprobs, len(piece.token_ids)
-    ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(n, -1)[:, 1:]
-    logprobs = np.asarray(flat.logprobs, dtype=np.float64).reshape(n, -1)[:, 1:]
-    return differing(piece.token_ids, ids, logprobs, width)
+    first = 1 if watched else 0
+    ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(n, -1)[:, first:]
+    logprobs = np.asarray(flat.logprobs, dtype=np.float64).reshape(n, -1)[:, first:]
+    return told(piece.token_ids, ids, logprobs, width, watched=watched)

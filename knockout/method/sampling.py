@@ -287,7 +287,9 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = Fal
 def _bad_logits(best: Tensor, bad: Tensor) -> BadLogits:
     row = int(bad.nonzero()[0, 0])
     value = float(best[row])
-    reason = "every token is banned" if value == -math.inf else f"the highest logit is {value}"
+    reason = (
+        "every token is banned" if value == -math.inf else "its highest logit is NaN or infinite"
+    )
     return BadLogits(row, reason)
 
 

@@ -15,10 +15,10 @@ from knockout.errors import KnockoutError
 from knockout.method.changes import Watched, changes, shift_
 from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
 from knockout.processors.layout import Scope, Seen, owned, seen
-from knockout.processors.names import Differing
+from knockout.processors.names import FAILED, Differing
 from knockout.processors.rules import Rule
 
-__all__ = ["Answer", "Batch", "mark_"]
+__all__ = ["Answer", "Batch", "mark_", "mark_failure_"]
 
 _GREEDY = Sampling(temperature=0)
 # Watched interventions that are picked again together, on rows of their own.
@@ -112,21 +112,17 @@ class Batch:
         out._seen = self._seen and self._seen.rearranged(to)
         return out
 
-    def apply_(
-        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None,
-        closed: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def apply_(self, logits: Tensor, positions: Tensor, closed: Tensor | None = None) -> Tensor:
         """Intervenes and picks, in place: a coupled row becomes 0 at its token and −∞ elsewhere.
 
         A row that watches also has −1 in the columns that name the interventions that would have
-        picked another token; see `mark_`.
+        picked another token; see `mark_`. A row that cannot be sampled from becomes 0 at its rule's
+        `fail_token`, with the reason beside it; see `mark_failure_`.
 
         Args:
             logits: (B, V), any float dtype.
             positions: (len(coupled),) int64 on the logits' device; tokens that stand before the
                 one to be picked.
-            failures: Where given, rows that cannot be sampled from are noted here (request name
-                to reason) and emit an arbitrary token, so that the others go on.
             closed: (len(coupled),) bool, whether each one's thinking has ended before this token;
                 needed where `by_part`.
 
@@ -134,9 +130,16 @@ class Batch:
             (len(coupled),) int64 tokens.
 
         Raises:
-            KnockoutError: A row cannot be sampled from and `failures` is None; names the request.
+            KnockoutError: A row cannot be sampled from and its rule has no `fail_token`; names
+                the request.
         """
-        tokens, answer = self.decide_(logits, positions, failures, closed)
+        failed: dict[int, str] = {}
+        tokens, answer = self.decide_(logits, positions, failed, closed)
+        for member, reason in failed.items():
+            rule = self.rules[member]
+            if rule.fail_token is None:
+                raise KnockoutError(f"{rule}: {reason}")
+            tokens[member] = rule.fail_token
         if self.coupled:
             one_hot_(logits, self.coupled_rows, tokens)
         if answer is not None:
@@ -144,13 +147,19 @@ class Batch:
             mark_(
                 logits, self.coupled_rows[found.member], tokens[found.member], found, answer.differ
             )
+        for member, reason in failed.items():
+            mark_failure_(logits[self.coupled[member]], int(tokens[member]), reason)
         return tokens
 
     def decide_(
-        self, logits: Tensor, positions: Tensor, failures: dict[str, str] | None = None,
+        self, logits: Tensor, positions: Tensor, failed: dict[int, str],
         closed: Tensor | None = None,
     ) -> tuple[Tensor, Answer | None]:  # fmt: skip
-        """`apply_` without writing the answer into the rows, whose contents are then of no use."""
+        """`apply_` without writing the answer into the rows, whose contents are then of no use.
+
+        Members of `coupled` whose rows cannot be sampled from are noted in `failed` with the
+        reason; their tokens are arbitrary, so that the others go on.
+        """
         if self._plain is not None:
             ban_(logits, self._banned_rows, self._plain.token)
         if not self.coupled:
@@ -163,7 +172,7 @@ class Batch:
         steps, found = _Steps(positions - self._start, closed if self.by_part else None), self._seen
         raw = part.clone() if found is not None and found.any_apart else part
         self._intervene_(part, steps)
-        picks = self._pick(part, positions, failures)
+        picks = self._pick(part, positions, failed)
         tokens = self._replaced(picks, steps)
         if found is None:
             return tokens, None
@@ -231,15 +240,12 @@ class Batch:
             differ[index] = emitted != tokens[some.row]
         return differ
 
-    def _pick(self, part: Tensor, positions: Tensor, failures: dict[str, str] | None) -> Tensor:
+    def _pick(self, part: Tensor, positions: Tensor, failed: dict[int, str]) -> Tensor:
         while True:
             try:
                 return pick(part, self._settings, positions)
             except BadLogits as bad:
-                rule = self.rules[bad.row]
-                if failures is None:
-                    raise KnockoutError(f"{rule}: {bad.reason}") from bad
-                failures[rule.name] = bad.reason
+                failed[bad.row] = bad.reason
                 part[bad.row] = 0
 
 
@@ -327,3 +333,15 @@ def mark_(logits: Tensor, rows: Tensor, tokens: Tensor, found: Seen, differ: Ten
     more.index_add_(0, rows, (differ & ~named).to(torch.int64))
     last = room + (room >= tokens)
     logits[rows, last] = torch.where(more[rows] > 0, -1.0, -math.inf).to(logits.dtype)
+
+
+def mark_failure_(row: Tensor, token: int, reason: str) -> None:
+    """Makes a row (V,) say that it could not be sampled from: half a step below its token.
+
+    One entry there stands for a highest logit that is no number, two for a row with every token
+    banned. No intervention is named so: those are whole steps below. `told` reads it back.
+    """
+    row.fill_(-math.inf)
+    row[token] = 0.0
+    for n in range(FAILED.index(reason) + 1):
+        row[(token + 1 + n) % row.shape[0]] = -0.5

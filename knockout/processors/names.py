@@ -1,14 +1,18 @@
-"""Reading back which interventions a row of processed log-probabilities names."""
+"""Reading back what a row of processed log-probabilities says: interventions, or a failure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Differing", "NotProcessed", "differing", "names_of"]
+__all__ = ["FAILED", "Differing", "NotProcessed", "NotSampled", "Told", "names_of", "told"]
+
+# Why a row could not be sampled from; the nth is told by n entries half a step below the token's.
+FAILED = ("its highest logit is NaN or infinite", "every token is banned")
 
 # What engines send in the place of −∞ (JSON has none).
 _ABSENT = -5000.0
@@ -16,6 +20,10 @@ _ABSENT = -5000.0
 
 class NotProcessed(ValueError):
     """The log-probabilities are not those of a row that our processor made."""
+
+
+class NotSampled(ValueError):
+    """The row says that it could not be sampled from; the message says why."""
 
 
 class Differing(NamedTuple):
@@ -43,6 +51,7 @@ def names_of(
 
     Raises:
         NotProcessed: These are not differences that `mark_` makes.
+        NotSampled: What `mark_failure_` wrote.
     """
     own = logprobs[ids == token]
     if not len(own):
@@ -51,6 +60,8 @@ def names_of(
     if not there.any():
         return Differing(())
     exact = np.asarray(own[0] - logprobs[there], dtype=np.float64)
+    if (np.abs(exact - 0.5) < 0.01).all() and len(exact) <= len(FAILED):
+        raise NotSampled(FAILED[len(exact) - 1])
     marks = np.rint(exact).astype(np.int64)
     if (np.abs(exact - marks) > 0.01).any() or (marks < 1).any():
         raise NotProcessed("the log-probabilities are not whole steps below the token's")
@@ -68,13 +79,57 @@ def names_of(
     return Differing(named, bool(more.any()))
 
 
-def differing(
+class Told(NamedTuple):
+    """What is said of several steps.
+
+    Attributes:
+        differing: One for each step up to the end, or up to the one that failed.
+        failed: Why the step behind those could not be sampled; None where all could.
+    """
+
+    differing: list[Differing]
+    failed: str | None = None
+
+
+def told(
     tokens: Sequence[int],
     ids: NDArray[np.integer] | None,
     logprobs: NDArray[np.floating] | None,
     width: int,
-) -> list[Differing]:
-    """`names_of` for n steps: (n,) tokens, (n, K) ids and log-probabilities."""
+    *,
+    watched: bool,
+) -> Told:
+    """Reads n steps.
+
+    Args:
+        tokens: (n,) emitted.
+        ids: (n, K) the highest entries of each row, the token's own among them.
+        logprobs: (n, K) their processed log-probabilities.
+        width: Width of the logits.
+        watched: Whether anything is; else the token's own entry, the highest, says enough.
+
+    Raises:
+        NotProcessed: The rows are not those that our processor made.
+    """
     if ids is None or logprobs is None:
         raise NotProcessed("there are none")
-    return [names_of(*step, width) for step in zip(tokens, ids, logprobs, strict=True)]
+    found: list[Differing] = []
+    if not watched:
+        low = np.flatnonzero(logprobs[:, 0] < -0.01)
+        good = int(low[0]) if len(low) else len(tokens)
+        found = [Differing(())] * good
+        return Told(found, _why(float(logprobs[good, 0])) if len(low) else None)
+    try:
+        for step in zip(tokens, ids, logprobs, strict=True):
+            found.append(names_of(*step, width))
+    except NotSampled as failure:
+        return Told(found, str(failure))
+    return Told(found)
+
+
+def _why(own: float) -> str:
+    """The reason that a token's own log-probability tells: −log(1 + n e^(−1/2)) is the nth."""
+    for n, reason in enumerate(FAILED, start=1):
+        if abs(own + math.log1p(n * math.exp(-0.5))) < 0.01:
+            return reason
+    raise NotProcessed(f"the log-probability of an emitted token is {own:.3g} and not 0")

@@ -36,6 +36,7 @@ KEYS = (
     "knockout_report",
     "knockout_think_end",
     "knockout_start",
+    "knockout_fail_token",
 )
 _PREFIX = "knockout_"
 _COUPLED_ONLY = (
@@ -44,6 +45,7 @@ _COUPLED_ONLY = (
     "knockout_report",
     "knockout_think_end",
     "knockout_start",
+    "knockout_fail_token",
 )
 _MOST = 2**63 - 1  # of an int64; no logits have a higher id
 _TRUNCATION = ("knockout_top_p", "knockout_top_k", "knockout_min_p")
@@ -87,6 +89,8 @@ class Rule:
         report: How many of them a step can name.
         think_end: Token ids that close the thinking; () for none.
         start: Position of the trajectory's first step; None for the first generated token.
+        fail_token: What comes out, marked in the log-probabilities, where a row cannot be sampled
+            from; None where that is an error that ends the engine.
     """
 
     intervention: Intervention | None
@@ -97,6 +101,7 @@ class Rule:
     report: int = 0
     think_end: tuple[int, ...] = ()
     start: int | None = None
+    fail_token: int | None = None
     _ids: dict[str, Tensor] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +137,8 @@ class Rule:
             _check_interventions((self.intervention,), width, f"{self}: {where}")
         if self.watch is not None and self.watch.highest >= width:
             _check_interventions(self.watch.interventions, width, f"{self}: knockout_watch")
+        if self.fail_token is not None:
+            check_ids([self.fail_token], width=width, where=f"{self}: knockout_fail_token")
 
     @property
     def by_part(self) -> bool:
@@ -292,6 +299,9 @@ def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
         report=_count(ours, "knockout_report", len(watch) if watch else 0),
         think_end=tuple(think_end),
         start=None if "knockout_start" not in ours else _count(ours, "knockout_start", 0),
+        fail_token=(
+            None if "knockout_fail_token" not in ours else _count(ours, "knockout_fail_token", 0)
+        ),
     )  # fmt: skip
 
 

@@ -69,10 +69,11 @@ _failures: dict[str, str] | None = None
 
 
 def collect_failures(into: dict[str, str] | None) -> None:
-    """Makes processors of this process note bad rows in `into` instead of raising (None: raise).
+    """Makes processors of this process note wrong requests in `into` instead of raising (None).
 
     An exception in a model runner ends its engine with all requests; an engine that runs in this
-    process can instead end the one request that the note names.
+    process can instead end the one request that the note names. Rows that cannot be sampled from
+    need none of it: they say so themselves, in any process (see `mark_failure_`).
     """
     global _failures
     _failures = into
@@ -315,7 +316,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         closed = None
         if self._batch.by_part:
             closed = torch.tensor([one.closed() for one in rows], device=logits.device)
-        tokens = self._batch.apply_(logits, positions, _failures, closed)
+        tokens = self._batch.apply_(logits, positions, closed)
         if self._batch.by_part:
             for one, token in zip(rows, tokens.tolist(), strict=True):
                 if one.thought is not None:
@@ -333,7 +334,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
             self._batch_key = key
         positions = ctx.pos[self._batch.coupled_rows].to(torch.int64) + 1
         closed = self._closed_v2(self._batch, ctx, positions) if self._batch.by_part else None
-        self._batch.apply_(logits, positions, _failures, closed)
+        self._batch.apply_(logits, positions, closed)
 
     def _closed_v2(self, batch: Batch, ctx: LogitsContext, positions: torch.Tensor) -> torch.Tensor:
         """Whether each coupled row's thinking has ended, from the tokens that V2 keeps."""
