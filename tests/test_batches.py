@@ -202,15 +202,16 @@ CONFIG = SimpleNamespace(
 
 def test_v1_re_indexes_moved_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = pytest.importorskip("vllm")
-    from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+    from vllm_v1 import BatchUpdate, MoveDirectionality
 
     from knockout.processors.vllm import KnockoutProcessor
 
     laid, processor = Laid(monkeypatch), KnockoutProcessor(CONFIG, torch.device("cpu"), False)
-    swap, logits = MoveDirectionality.SWAP, torch.randn(4, 40)
+    logits = torch.randn(4, 40)
     added = [(row, params_of(vllm, row), [7] * 3, []) for row in range(4)]
     processor.update_state(BatchUpdate(4, [], added, []))
     before = processor.apply(logits.clone())
+    swap = MoveDirectionality.SWAP
     processor.update_state(BatchUpdate(4, [], [], [(0, 3, swap), (1, 3, swap)]))
     after = processor.apply(logits[[3, 0, 2, 1]])
     assert torch.equal(after, before[[3, 0, 2, 1]])

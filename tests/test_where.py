@@ -127,7 +127,7 @@ def test_generate_knows_the_parts() -> None:
 def vllm() -> Any:
     pytest.importorskip("vllm")
     from vllm import SamplingParams
-    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm_v1 import BatchUpdate
 
     from knockout.processors.vllm import KnockoutProcessor
 

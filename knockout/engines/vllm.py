@@ -160,7 +160,8 @@ class VllmEngine:
             model=model,
             device=str(current_platform.device_type),
             dtype=str(config.model_config.dtype).removeprefix("torch."),
-            runner="v2" if config.use_v2_model_runner else "v1",
+            # From 0.34 on vLLM has no other and does not say.
+            runner="v2" if getattr(config, "use_v2_model_runner", True) else "v1",
             vocab_size=config.model_config.get_vocab_size(),
             eos_ids=stop_ids(self.tokenizer, path),
             max_model_len=config.model_config.max_model_len,

@@ -1,9 +1,9 @@
-"""The logits processor for vLLM, one class for both of its model runners.
+"""The logits processor for vLLM: one class for its model runners and all supported versions.
 
-V1 hands over batch changes and then the logits, row i for request i. Model Runner V2 fills slots
-and says at every step which slot each row belongs to. The class is registered in the entry-point
-group `vllm.logits_processors`, so that every vLLM of the environment loads it; requests without
-our keys pass through bit for bit.
+V1, which vLLM has up to 0.33, hands over batch changes and then the logits, row i for request i.
+Model Runner V2 fills slots and says at every step which slot each row belongs to. The class is
+registered in the entry-point group `vllm.logits_processors`, so that every vLLM of the environment
+loads it; requests without our keys pass through bit for bit.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
-from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
 
 from knockout.errors import KnockoutError
 from knockout.processors.batch import Batch
 from knockout.processors.rules import Rule, rule_from_extra_args
 from knockout.processors.thinking import Thought, closed_before
+
+try:
+    from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+    from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
+except ModuleNotFoundError as error:  # from 0.34 on there is Model Runner V2 alone
+    if error.name != "vllm.v1.sample.logits_processor":
+        raise
+
+    class V1Interface:  # type: ignore[no-redef]
+        """Nothing."""
+
 
 if TYPE_CHECKING:
     from types import FrameType
