@@ -86,30 +86,3 @@ def roll_many(
         for i, token in zip(open_, pick(logits, rows, positions).tolist(), strict=True):
             done[i].append(token)
     return done
-
-
-def roll(
-    model: Callable[[tuple[int, ...]], np.ndarray],
-    prefix: Sequence[int],
-    length: int,
-    sampling: Sampling,
-    seed: int,
-    first_position: int,
-    banned: Sequence[int] = (),
-) -> list[int]:
-    """One trajectory of `roll_many`."""
-    return roll_many(model, [prefix], length, sampling, [seed], first_position, banned)[0]
-
-
-def top_lists(
-    model: Callable[[tuple[int, ...]], np.ndarray], tokens: Sequence[int], n: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """What an engine would report: the n highest float32 raw log-probabilities of each step."""
-    ids, values = [], []
-    for t in range(len(tokens)):
-        raw = torch.from_numpy(np.asarray(model(tuple(tokens[:t])), dtype=np.float32))
-        top = raw.log_softmax(0).topk(min(n, len(raw)))
-        ids.append(top.indices.numpy())
-        values.append(top.values.numpy())
-    width = min(n, len(model(())))
-    return np.array(ids).reshape(-1, width), np.array(values).reshape(-1, width)
