@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from knockout.stats.paired import Tally, pair
@@ -169,3 +171,34 @@ def test_expected_share_is_unbiased_for_two_draws_that_differ() -> None:
     assert expected_share(rng.binomial(3, b), 3, 1.0) == pytest.approx(truth, abs=0.01)
     assert expected_share(rng.binomial(1, b), 1, 0.5) > 0.5 * truth
     assert expected_share([0, 3, 3], 3, [0.2, 0.9]).tolist() == [0.0, 0.0]
+
+
+@given(
+    share=st.floats(0.0, 0.6),
+    pass1=st.floats(0.02, 0.98),
+    seeds=st.integers(1, 4),
+    correlation=st.floats(0.0, 1.0),
+    spread=st.floats(0.05, 50.0),
+)
+def test_noise_has_no_effect(
+    share: float, pass1: float, seeds: int, correlation: float, spread: float
+) -> None:
+    """However large: a design that gains or loses by itself would promise a wrong power."""
+    found = Design(100, seeds, share, correlation, pass1, spread).differences(0.0)
+    assert found @ np.arange(-seeds, seeds + 1) == pytest.approx(0, abs=1e-9)
+    assert found.sum() == pytest.approx(1)
+    assert (found >= 0).all()
+
+
+def test_a_token_that_forks_everywhere_on_problems_of_one_difficulty() -> None:
+    """Both arms are coins: half of the cells differ, as a plan without data assumes."""
+    rng = np.random.default_rng(5)
+    n, seeds, runs = 400, 3, 1500
+    loss = float(plan_mde(n, [seeds], share=0.5)[0])
+    base = rng.random((runs, n, seeds)) < 0.5
+    knockout = rng.random((runs, n, seeds)) < 0.5 - loss
+    lost = (base & ~knockout).sum(axis=2) - (knockout & ~base).sum(axis=2)
+    # Of large sweeps the t-test is as good as the sign-flip test, and shares nothing with it.
+    power = float(np.mean(stats.ttest_1samp(lost, 0, axis=1).pvalue <= 0.05))
+    assert 0.76 < power < 0.84
+    assert loss < 2.9 * (0.5 / (n * seeds)) ** 0.5

@@ -27,9 +27,10 @@ def decided(
     rate: float,
     loss: float = 0.0,
     lean: float = 0.0,
+    spread: float = 0.6,
 ) -> Pairs:
     """Independent sweeps of one candidate that forks at this rate per trajectory."""
-    b = rng.beta(0.3, 0.3, (runs, n, 1))
+    b = rng.beta(spread / 2, spread / 2, (runs, n, 1))
     before = rng.random((runs, n, seeds)) < b
     again = rng.exponential(1, (runs, n, seeds)) < rate * rng.random((runs, n, seeds))
     side = lean * np.where(rng.random((runs, n, 1)) < 0.5, 1, -1)

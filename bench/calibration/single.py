@@ -76,10 +76,12 @@ def fixed_problems(runs: int) -> Iterator[Row]:
 def power(runs: int) -> Iterator[Row]:
     """Power at the smallest detectable loss, by a generator that is not the formula's."""
     for n, seeds in DESIGNS:
-        for rate in (0.05, 0.3, 1.5):
+        # The last one forks nearly everywhere, on problems of nearly one difficulty.
+        for rate, spread in ((0.05, 0.6), (0.3, 0.6), (1.5, 0.6), (30.0, 6.0)):
             for lean in (0.0, 1.0):
                 rng = np.random.default_rng([n, seeds, int(100 * rate), int(lean)])
-                idle = decided(rng, max(200_000 // (n * seeds), 50), n, seeds, rate, 0.0, lean)
+                some = max(200_000 // (n * seeds), 50)
+                idle = decided(rng, some, n, seeds, rate, 0.0, lean, spread)
                 share = float((idle.won + idle.lost).mean() / seeds)
                 n_pairs, won, lost, base = (
                     x.reshape(1, -1) for x in (idle.n, idle.won, idle.lost, idle.base)
@@ -88,11 +90,13 @@ def power(runs: int) -> Iterator[Row]:
                 agree = float(seed_correlation(together)[0])
                 for m in (1, 200):
                     loss = float(plan_mde(n, [seeds], share=share, correlation=agree, m=m)[0])
-                    pairs = decided(rng, runs if n < 500 else runs // 2, n, seeds, rate, loss, lean)
+                    many = runs if n < 500 else runs // 2
+                    pairs = decided(rng, many, n, seeds, rate, loss, lean, spread)
                     yield {
                         "n_problems": n,
                         "n_seeds": seeds,
                         "rate": rate,
+                        "spread": spread,
                         "lean": lean,
                         "share": share,
                         "correlation": agree,

@@ -159,7 +159,7 @@ def _show_equivalence(found: Forecast) -> None:
         )
         print(
             f"{b.name}: a token that does nothing {can}; it usually can within "
-            f"±{b.margin_usual:.3f}, and one that changes no answer within ±{b.margin_best:.3f}"
+            f"±{b.margin_usual:.2g}, and one that changes no answer within ±{b.margin_best:.2g}"
         )
     if len(found.benchmarks) > 1:
         verb = "can" if found.pooled_margin <= found.margin else "often cannot"

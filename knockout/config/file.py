@@ -198,7 +198,7 @@ def _complaint(item: Any, name: str, lines: Mapping[KeyPath, int], model: type[B
     path: KeyPath = tuple(part for part in item["loc"] if not _is_union_tag(part))
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
     where = f"{name}:{line}" if line else name
-    key = _show(path) or "the sweep"
+    key = _show(path)
     if item["type"] == "extra_forbidden":
         allowed = _keys_at(path[:-1], model)
         close = difflib.get_close_matches(str(path[-1]), allowed, n=1)
@@ -206,10 +206,11 @@ def _complaint(item: Any, name: str, lines: Mapping[KeyPath, int], model: type[B
         return f"{where}: unknown key `{key}`; {hint}"
     if item["type"] == "missing":
         return f"{where}: `{key}` is missing"
+    at = f"{where}: `{key}`" if key else where
     message = _in_words(str(item["msg"]))
     if item["type"] == "value_error" and not isinstance(item["input"], str | int | float):
-        return f"{where}: `{key}`: {message}"
-    return f"{where}: `{key}`: found {shown(item['input'])}; {message[:1].lower()}{message[1:]}"
+        return f"{at}: {message}"
+    return f"{at}: found {shown(item['input'])}; {message[:1].lower()}{message[1:]}"
 
 
 # What pydantic says, and what it means to someone who writes YAML.

@@ -65,7 +65,8 @@ class Design:
         correlation: Of two cells' differences on one problem without an effect, in [0, 1]: 0 if
             no problem leans to either side, 1 if repeats add nothing.
         pass1: Pass@1 of the baseline, the largest loss that there can be.
-        spread: a + b of the beta distribution of difficulty (`difficulty`).
+        spread: a + b of the beta distribution of difficulty (`difficulty`); more is taken if so
+            large a share could not differ otherwise.
     """
 
     n_problems: int
@@ -79,7 +80,8 @@ class Design:
         """(2S + 1,) probabilities of a problem's net losses −S…S, for a loss of `effect`."""
         p = min(max(self.pass1, 1e-6), 1 - 1e-6)
         grid = (np.arange(_NODES) + 0.5) / _NODES
-        b = special.betaincinv(max(p * self.spread, 1e-3), max((1 - p) * self.spread, 1e-3), grid)
+        spread = _possible_spread(self.share, p, self.spread)
+        b = special.betaincinv(max(p * spread, 1e-3), max((1 - p) * spread, 1e-3), grid)
         noise = _scaled(b * (1 - b), self.share)
         kept = 1 - min(1.0, effect / max(float(b.mean()), 1e-12))
         # Repeats that agree: problems lean to one side; if that is not enough, few move at all.
@@ -87,14 +89,15 @@ class Design:
         lean = min(1.0, wanted**0.5) if self.n_seeds > 1 else 0.0
         moving = max(1 / wanted, float(noise.max())) if wanted > 1 and self.n_seeds > 1 else 1.0
         out = np.zeros(2 * self.n_seeds + 1)
-        for side in (1, -1) if lean else (1,):
-            part = noise / moving / 2
-            for weight, half in ((moving, part), (1 - moving, np.zeros_like(part))):
-                if weight > 0:
-                    # What noise has won can be lost again; what it has lost cannot.
-                    up, down = half * (1 - side * lean), np.minimum(half * (1 + side * lean), b)
-                    down = down + (1 - kept) * (b - down)
-                    out += weight * _net(self.n_seeds, up * kept, down).mean(axis=1)
+        for weight, half in ((moving, noise / moving / 2), (1 - moving, np.zeros_like(noise))):
+            if not weight:
+                continue
+            gain, loss = _balanced(half * (1 + lean), b)
+            less_gain, less_loss = _balanced(half * (1 - lean), b)
+            for up, down in ((less_gain, loss), (gain, less_loss)):
+                # What noise has won can be lost again; what it has lost cannot.
+                down = down + (1 - kept) * (b - down)
+                out += weight * _net(self.n_seeds, up * kept, down).mean(axis=1)
         return np.asarray(out / out.sum())
 
 
@@ -330,6 +333,23 @@ def _normal_mde(design: Design, alpha: float, promised: float) -> float:
     z = stats.norm.isf(alpha / 2) + stats.norm.ppf(promised)
     noise = z * (design.share / trials) ** 0.5
     return float(max((noise**2 + (z * z / trials) ** 2) ** 0.5, flips_needed(alpha) / trials))
+
+
+def _possible_spread(share: float, p: float, spread: float) -> float:
+    """The least spread of difficulty, from `spread` on, at which a share of cells can differ.
+
+    Two draws of a problem differ with probability 2b(1 − b), on average 2p(1 − p)s / (1 + s) for a
+    beta distribution of mean p with a + b = s.
+    """
+    of_all = share / (2 * p * (1 - p))
+    return spread if of_all <= 0 else max(spread, of_all / (1 - of_all) if of_all < 0.98 else 50.0)
+
+
+def _balanced(noise: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Gains of what is wrong and losses of what is right, of one mean: noise has no effect."""
+    gain, loss = np.minimum(noise, 1 - b), np.minimum(noise, b)
+    both = min(gain.mean(), loss.mean())
+    return gain * both / max(gain.mean(), 1e-12), loss * both / max(loss.mean(), 1e-12)
 
 
 def _scaled(shape: Floats, mean: float) -> Floats:
