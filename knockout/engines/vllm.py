@@ -40,7 +40,7 @@ _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def processor_is_installed() -> bool:
-    """Whether vLLM loads our processor by itself, from the installed entry point."""
+    """Whether vLLM loads our processor from the installed entry point."""
     found = importlib.metadata.entry_points(group=_GROUP)
     return any(entry.value == _TARGET for entry in found)
 
@@ -237,7 +237,7 @@ class VllmEngine:
             self._collect(self._failures)
         try:
             outputs = self._engine.step()
-        except Exception as error:  # whatever it is, this engine is gone
+        except Exception as error:  # any error ends this engine
             raise KnockoutError(
                 f"vLLM failed with {counted(len(self._paths), 'request')} in flight: {error}"
             ) from error
@@ -254,7 +254,7 @@ class VllmEngine:
         return done
 
     def _take(self, output: RequestOutput) -> Completion | None:
-        """Appends a step's token to its trajectory; returns the completion where it ended."""
+        """Appends a step's token to its trajectory; returns the completion if it ended."""
         key = output.request_id
         path = self._paths.get(key)
         if path is None:  # ended by us in this very step

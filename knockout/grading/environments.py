@@ -1,4 +1,4 @@
-r"""Matrices, cases and aligned lines, whatever they are written with."""
+r"""Matrices, cases and aligned lines, in any of their notations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONDITION = re.compile(
 
 
 def alignment(text: str) -> str | None:
-    r"""The lines of an alignment as one list, or None where the text is none.
+    r"""The lines of an alignment as one list, or None if the text is none.
 
     A line that begins with an equals sign goes on with the one before.
 
@@ -63,7 +63,7 @@ def determinant(text: str) -> str:
 
 
 def matrix(text: str) -> list[list[str]] | None:
-    r"""The cells of a matrix, row by row, or None where the text is none.
+    r"""The cells of a matrix, row by row, or None if the text is none.
 
     Determinants (`vmatrix`) are numbers and are left alone. A factor in front is multiplied in, a
     transposition is carried out. Of `cases`, each row is a value and its condition.

@@ -1,4 +1,4 @@
-"""Where the final answer of a mathematical response stands."""
+"""Finds the final answer of a mathematical response."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Grade:
         status: "ok" (graded), "unparsed" (no answer could be read), "incomplete" (an unclosed
             think tag, or cut by length before an answer), "timeout" (the grader ran out of time:
             unknown, not wrong) or "error" (no response, or the grader failed on it).
-        extracted: The answer as read from the response, or what went wrong; None where there is
+        extracted: The answer as read from the response, or what went wrong; None if there is
             nothing to show.
     """
 
@@ -44,7 +44,7 @@ def answer_part(response: str, *, think_end: str | None, think_open: bool = Fals
 
     Args:
         response: The text as generated.
-        think_end: The closing tag, for example "</think>"; None where there is no thinking.
+        think_end: The closing tag, for example "</think>"; None if there is no thinking.
         think_open: Whether the prompt itself already opened the tag.
 
     >>> answer_part("<think>hm</think>\\n7<|im_end|>", think_end="</think>")

@@ -12,7 +12,7 @@ from knockout.grading.grade import Grade, answer_part
 __all__ = ["Grader", "IfevalGrader", "MathsGrader", "TaskGrader", "metric_value"]
 
 _ANSWERS = ("answer", "Answer", "target", "gold", "solution", "label")
-_INVALID = "[invalid]"  # what lm-eval's regex filters give where nothing matches
+_INVALID = "[invalid]"  # what lm-eval's regex filters give if nothing matches
 
 
 class Grader(Protocol):
@@ -22,7 +22,7 @@ class Grader(Protocol):
         """Imports and builds what the first grade would wait for."""
 
     def grade(self, index: int, response: str | None, *, finished: bool) -> Grade:
-        """Grades one response; `finished` is False where it was cut by length."""
+        """Grades one response; `finished` is False if it was cut by length."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class TaskGrader:
         self._task = self._task or _rebuild(self)
 
     def expected(self, index: int) -> str:
-        """The document's answer, under the names that data sets give it; "" where it has none."""
+        """The document's answer, under the names that data sets give it; "" if it has none."""
         doc = self.docs[index]
         found = next((doc[key] for key in _ANSWERS if doc.get(key) not in (None, "")), "")
         return found if isinstance(found, str) else repr(found)

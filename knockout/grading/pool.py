@@ -33,7 +33,7 @@ _MOST_DEATHS = 2
 # Answers waiting for each worker before another starts: it takes seconds and some 300 MiB.
 _QUEUE_EACH = 32
 _MOST_BY_DEFAULT = 8
-# A time-out counts at once where the worker computed for this share of the limit.
+# A time-out counts at once if the worker computed for this share of the limit.
 _LEAST_WORK = 0.5
 
 
@@ -74,7 +74,7 @@ class GraderPool:
     Workers are separate interpreters, not forks (the parent may hold an engine's threads) and not
     `multiprocessing` children (whose start would run the user's script again). They run at low
     priority, take no part in Ctrl-C, and end when the parent does. A thread attends to them, so that
-    they have work and their limits hold however long the engine's step takes.
+    they have work and their limits apply however long the engine's step takes.
 
     Args:
         benchmarks: What has a `name` and a `grader`.
@@ -132,7 +132,7 @@ class GraderPool:
     def submit(
         self, key: str, benchmark: str, problem_index: int, response: str | None, finished: bool
     ) -> None:
-        """Queues a response; `finished` is False where it was cut by length."""
+        """Queues a response; `finished` is False if it was cut by length."""
         if self._closed:
             raise ValueError("the pool is closed")
         if benchmark not in self._names:
@@ -144,7 +144,7 @@ class GraderPool:
         self._rouse()
 
     def poll(self) -> list[tuple[str, Grade]]:
-        """Returns the grades that are there by now, without waiting.
+        """Returns the grades that are finished, without waiting.
 
         Raises:
             KnockoutError: Workers cannot be started.
@@ -301,7 +301,7 @@ class GraderPool:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process so far, in seconds; infinite where the system does not say."""
+    """Processor time of a process so far, in seconds; infinite if the system does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -77,7 +77,7 @@ def changes(
         rows: Settings of the n rows.
         positions: (n,) int64; tokens that stand before the pick.
         picks: (n,) int64 what `pick` chose (before a replacement).
-        watched: The P interventions, on top of what the logits hold already.
+        watched: The P interventions, on top of what the logits contain already.
 
     Returns:
         (P,) bool, exactly what picking again under each of them would say.
@@ -88,7 +88,7 @@ def changes(
     index = (truncated & ~hit & (watched.kind == 0)).nonzero()[:, 0]
     if index.shape[0]:
         found[index] = _bans(logits, rows, positions, picks, watched.take(index))
-    # Where nothing truncates, lowering others than the winner changes nothing.
+    # Without truncation, lowering others than the winner changes nothing.
     matters = (watched.kind == 1) & (truncated | hit | (watched.strength < 0))
     index = matters.nonzero()[:, 0]
     if index.shape[0]:

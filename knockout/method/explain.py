@@ -22,10 +22,10 @@ class Explained:
         pick: The token that wins.
         best: The most probable tokens, as (id, probability) by falling probability.
         probability: Of the pick, after temperature and truncation.
-        runner_up: The token that came second, or None where the support is one token.
+        runner_up: The token that came second, or None if the support is one token.
         margin: By how much the pick's score ℓ/T + g exceeds the runner-up's; where greedy, in
             logits. Infinite without a runner-up.
-        noise_free: Logit of the pick less the highest other logit of the support: below 0 where
+        noise_free: Logit of the pick less the highest other logit of the support: below 0 if
             noise alone made it win. Infinite without another token.
     """
 

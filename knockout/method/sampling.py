@@ -123,7 +123,7 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise as a function of (seed, position, token id).
 
     The bits are those of SplitMix64 started at a hash of (seed, position) and read at index token
-    id; 52 of them make a uniform number in (0, 1), taken near 0 where the noise is large, so that
+    id; 52 of them make a uniform number in (0, 1), taken near 0 if the noise is large, so that
     noise up to 36.7 is resolved. Integer arithmetic alone decides the bits, so they are the same
     on every device; the two logarithms are float64.
 
@@ -244,7 +244,7 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = Fal
         (B,) int64 token ids.
 
     Raises:
-        BadLogits: A row holds NaN or +∞ among its best entries, or nothing but −∞.
+        BadLogits: A row has NaN or +∞ among its best entries, or nothing but −∞.
     """
     if logits.shape[0] != len(rows) or positions.shape != (len(rows),):
         raise ValueError(

@@ -47,7 +47,7 @@ class Top:
         length = min(length, self.width)
         values, ids = part.topk(length, dim=1)
         self.best = values[:, 0].float()
-        # Ties are put in a fixed order, by falling id, whatever topk did with them.
+        # Ties are put in a fixed order, by falling id, regardless of topk.
         ids, order = ids.sort(dim=1, descending=True)
         values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         self.ids = ids.gather(1, by_value)
@@ -109,7 +109,7 @@ class Top:
         return (x - self.x[row, 0]).exp()
 
     def bisect(self, reached: Callable[[Tensor], Tensor], n: int) -> Tensor:
-        """The least of 0 … L for which a rising condition holds, L + 1 where none. -> (n,)."""
+        """The least of 0 … L for which a rising condition holds, L + 1 if none. -> (n,)."""
         length = self.x.shape[1]
         low = torch.zeros(n, dtype=torch.int64, device=self.x.device)
         high = torch.full_like(low, length + 1)

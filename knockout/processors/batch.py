@@ -46,7 +46,7 @@ class Batch:
             device: The logits' device.
 
         Raises:
-            ValueError: A rule holds an id that the logits do not have.
+            ValueError: A rule has an id that the logits do not have.
         """
         for rule in rules:
             if rule is not None:
@@ -83,7 +83,7 @@ class Batch:
     def rearranged(
         self, rules: Sequence[Rule | None], width: int, device: torch.device | str = "cpu"
     ) -> Batch:
-        """The batch of other rows: re-indexed where the same rules stand in another order.
+        """The batch of other rows: re-indexed if the same rules are in another order.
 
         This batch is used up: the new one takes its tensors over.
 
@@ -168,7 +168,9 @@ class Batch:
         whole = len(self.coupled) == logits.shape[0]
         part = logits if whole else logits[self.coupled_rows]
         if self.by_part and closed is None:
-            raise ValueError("an intervention acts in a part of the text, and nobody says which")
+            raise ValueError(
+                "an intervention acts in a part of the text, but the part is not known"
+            )
         steps, found = _Steps(positions - self._start, closed if self.by_part else None), self._seen
         raw = part.clone() if found is not None and found.any_apart else part
         self._intervene_(part, steps)
@@ -250,7 +252,7 @@ class Batch:
 
 
 def _order(before: Sequence[Rule], after: Sequence[Rule]) -> list[int] | None:
-    """Where each rule has gone; None where these are not the same objects."""
+    """Where each rule has gone; None if these are not the same objects."""
     if len(before) != len(after):
         return None
     places: defaultdict[int, list[int]] = defaultdict(list)
@@ -262,11 +264,11 @@ def _order(before: Sequence[Rule], after: Sequence[Rule]) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Where the coupled rows stand.
+    """Positions of the coupled rows.
 
     Attributes:
         step: (n,) int64.
-        closed: (n,) bool, whether the thinking has ended; None where it does not matter.
+        closed: (n,) bool, whether the thinking has ended; None if it does not matter.
     """
 
     step: Tensor

@@ -1,7 +1,7 @@
 """Interventions as tensors: what a batch adds to logits, replaces, and watches.
 
 Everything that depends on one request alone is made once and kept with its rule; a batch only
-joins what its rules hold.
+joins the parts of its rules.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scope:
 
         Args:
             step: (k,) int64.
-            closed: (k,) bool, whether the thinking has ended before it; None where no part counts.
+            closed: (k,) bool, whether the thinking has ended before it; None if no part counts.
 
         Returns:
             (k,) bool.
@@ -80,10 +80,10 @@ class Owned:
 
     Attributes:
         member, token: (N,) int64 entries that are shifted.
-        shift: (N,) float32 what is added to their logits; None where all of it is −∞.
-        scope: Of each entry; None where all act always.
+        shift: (N,) float32 what is added to their logits; None if all of it is −∞.
+        scope: Of each entry; None if all act always.
         replaced_member, replaced_token, replacement: (R,) int64 entries that are replaced after
-            the pick; None where there are none.
+            the pick; None if there are none.
         replaced_scope: Of those.
     """
 
@@ -105,7 +105,7 @@ class Owned:
 
 
 def owned(rules: Sequence[Rule], device: torch.device | str) -> Owned | None:
-    """Lays out the own interventions of members; None where there are none."""
+    """Lays out the own interventions of members; None if there are none."""
     have = [(m, rule) for m, rule in enumerate(rules) if rule.intervention is not None]
     if not have:
         return None
@@ -169,7 +169,7 @@ class _OneSeen:
 
 
 def _on_top(own: Intervention | None, other: Intervention) -> tuple[int, ...] | None:
-    """The ids that `other` changes beyond `own`; None where it is no extension of it."""
+    """The ids that `other` changes beyond `own`; None if it is no extension of it."""
     if own is None:
         return other.token_ids
     if (
@@ -253,7 +253,7 @@ class Seen:
 
 
 def seen(rules: Sequence[Rule], device: torch.device | str) -> Seen | None:
-    """Lays out what members watch; None where nothing is watched."""
+    """Lays out what members watch; None if nothing is watched."""
     have = [(m, rule) for m, rule in enumerate(rules) if rule.watch is not None]
     if not have:
         return None

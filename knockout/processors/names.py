@@ -84,7 +84,7 @@ class Told(NamedTuple):
 
     Attributes:
         differing: One for each step up to the end, or up to the one that failed.
-        failed: Why the step behind those could not be sampled; None where all could.
+        failed: Why the step behind those could not be sampled; None if all could.
     """
 
     differing: list[Differing]

@@ -58,7 +58,7 @@ class Watch:
     Attributes:
         interventions: In the order in which they are reported.
         text: The same as JSON, as it travels; equal texts are one object in a process.
-        highest: The highest token id in it; −1 where there is none.
+        highest: The highest token id in it; −1 if there is none.
         by_part: Whether any acts in the thinking or the answer alone.
     """
 
@@ -78,19 +78,19 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One request's intervention and, where it is coupled, its sampling.
+    """One request's intervention and, if it is coupled, its sampling.
 
     Attributes:
         intervention: What is changed, if anything; a plain ban where not coupled.
-        sampling: Settings of the coupled pick, or None where the engine samples.
-        seed: Seed of the noise; 0 where nothing is sampled.
+        sampling: Settings of the coupled pick, or None if the engine samples.
+        seed: Seed of the noise; 0 if nothing is sampled.
         name: What errors call the request.
         watch: The interventions that would change the pick are reported.
         report: How many of them a step can name.
         think_end: Token ids that close the thinking; () for none.
         start: Position of the trajectory's first step; None for the first generated token.
         fail_token: What comes out, marked in the log-probabilities, where a row cannot be sampled
-            from; None where that is an error that ends the engine.
+            from; None if that is an error that ends the engine.
     """
 
     intervention: Intervention | None
@@ -119,7 +119,7 @@ class Rule:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """The ids of a plain ban, () where there is none."""
+        """The ids of a plain ban, () if there is none."""
         own = self.intervention
         return own.token_ids if own is not None and own.is_plain_ban else ()
 
@@ -164,7 +164,7 @@ class Rule:
 
 
 def _highest(interventions: Iterable[Intervention]) -> int:
-    """The highest token id that any of them holds."""
+    """The highest token id in any of them."""
     return max((max(one.token_ids[-1], one.replacement or 0) for one in interventions), default=-1)
 
 
@@ -232,7 +232,7 @@ def _number(args: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def rule_from_extra_args(extra_args: Mapping[str, Any] | None) -> Rule | None:
-    """Reads a request's rule; None where it carries none of our keys.
+    """Reads a request's rule; None if it carries none of our keys.
 
     Args:
         extra_args: `SamplingParams.extra_args`.

@@ -59,7 +59,7 @@ _OFF: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("bad_words", (None, [])),
     ("structured_outputs", (None,)),
 )
-# These force a token after all processors, so that even a plain ban would not hold.
+# These force a token after all processors, so that even a plain ban would fail.
 _FORCING: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("thinking_token_budget", (None,)),
     ("trace_decode_token_ids", (None, [])),
@@ -73,7 +73,7 @@ _acting: WeakValueDictionary[tuple[int, int], KnockoutProcessor] = WeakValueDict
 # Requests on V1 whose own picks are remembered.
 _MOST_PICKED = 4096
 
-# Request name to reason, where an engine in this process asked for it.
+# Request name to reason, if an engine in this process asked for it.
 _failures: dict[str, str] | None = None
 
 
@@ -125,7 +125,7 @@ def check_params(params: SamplingParams, width: int | None = None) -> Rule | Non
 
 
 def _width_at_arrival() -> int | None:
-    """Width of the logits as vLLM's front end knows it; None where nothing is found.
+    """Width of the logits as vLLM's front end knows it; None if nothing is found.
 
     The front end may be another process than the engine's, and it hands over the parameters
     alone. So the model's configuration is read from the object that asks.
@@ -147,8 +147,8 @@ class _Row:
         rule: What it asks.
         n_prompt: Tokens of its prompt.
         outputs: V1's own list of its tokens, which grows.
-        thought: Whether its thinking has ended, where that matters.
-        picked: Our picks by their place in the outputs, for those that are not there yet.
+        thought: Whether its thinking has ended, if that matters.
+        picked: Our picks by their place in the outputs, for those that have not arrived yet.
     """
 
     rule: Rule
@@ -175,7 +175,7 @@ class _Row:
 class KnockoutProcessor(V1Interface, V2Interface):
     """Bans tokens and makes coupled picks inside vLLM (both model runners).
 
-    Where one model runner is given several of them, the first acts and the others do nothing.
+    If a model runner gets several of them, the first acts and the others do nothing.
     """
 
     def __init__(self, vllm_config: VllmConfig, *rest: Any) -> None:
@@ -258,7 +258,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         return _Row(rule, len(prompt or ()), outputs, thought, self._picked_of(rule, outputs))
 
     def _picked_of(self, rule: Rule, outputs: list[int]) -> dict[int, int]:
-        """What we picked for a request so far, also where it left the batch for a while."""
+        """What we picked for a request so far, also if it left the batch for a while."""
         if not rule.by_part:
             return {}
         known = self._picked.get(id(outputs))
@@ -305,7 +305,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
         return logits
 
     def _renewed(self, rules: list[Rule | None], logits: torch.Tensor) -> Batch:
-        """The batch of these rows; only re-indexed where the same requests are in another order."""
+        """The batch of these rows; only re-indexed if the same requests are in another order."""
         self._stale = False
         where = (rules, logits.shape[1], logits.device)
         return Batch(*where) if self._batch is None else self._batch.rearranged(*where)
@@ -317,7 +317,7 @@ class KnockoutProcessor(V1Interface, V2Interface):
                 rules[row] = one.rule
             self._batch = self._renewed(rules, logits)
         rows = [self._by_row[row] for row in self._batch.coupled]
-        # Under asynchronous scheduling the lists hold −1 for tokens still on the device.
+        # Under asynchronous scheduling the lists contain −1 for tokens still on the device.
         lengths = [one.n_prompt + len(one.outputs) for one in rows]
         positions = torch.tensor(lengths, dtype=torch.int64)
         if logits.device.type != "cpu":
