@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bench.planted.decode import Cells
 from bench.planted.report import write_report
@@ -30,6 +33,9 @@ WORK = Path("runs/known-truth")
 ALONE = ("wait", "guess", "so + thus")
 """Candidates whose Δ is measured a second time, every trajectory from its first token."""
 
+ERROR = 0.002
+"""Standard error of the truth; a candidate above it gets more cells."""
+
 
 def main(*arguments: str) -> None:
     """Runs the named stage, or all."""
@@ -38,7 +44,7 @@ def main(*arguments: str) -> None:
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--truth", type=int, default=39_600, help="problems of the truth")
+    parser.add_argument("--truth", type=int, default=24_000, help="problems of the truth")
     parser.add_argument("--alone", type=int, default=6_000)
     parser.add_argument("--wide", type=int, default=6_000, help="problems × 4 seeds")
     parser.add_argument("--deep", type=int, default=1_480, help="problems × 16 seeds; 0: none")
@@ -57,7 +63,11 @@ def _truth(given: argparse.Namespace) -> None:
     language = load_language(given.model / "language.json")
     sets = candidate_sets(language)
     cells = run(Job("truth", given.model, seed=1001, n=given.truth), given.work, given.processes)
-    table = _effects(cells, language)
+    differences = {
+        name: cells.knockout[i].astype(float) - cells.baseline for i, name in enumerate(sets)
+    }
+    _sharpen(differences, given)
+    table = _effects(cells, language, differences)
     checks = []
     for name in ALONE:
         index = list(sets).index(name)
@@ -90,20 +100,38 @@ def _truth(given: argparse.Namespace) -> None:
     print(json.dumps(facts, indent=1))
 
 
-def _effects(cells: Cells, language: Language) -> pd.DataFrame:
+def _sharpen(differences: dict[str, NDArray[np.float64]], given: argparse.Namespace) -> None:
+    """Adds cells of further problems for the candidates that are not known well enough."""
+    errors = {name: d.std(ddof=1) / math.sqrt(len(d)) for name, d in differences.items()}
+    wanting = tuple(name for name, error in errors.items() if error > ERROR)
+    if not wanting:
+        return
+    short = (max(errors[name] for name in wanting) / (0.97 * ERROR)) ** 2 - 1
+    n = 600 * math.ceil(given.truth * short / 600)
+    slug = f"more-{given.truth}-{zlib.crc32(' '.join(wanting).encode()):08x}"
+    job = Job(slug, given.model, seed=1002, n=n, names=wanting)
+    more = run(job, given.work, given.processes)
+    for i, name in enumerate(wanting):
+        own = more.knockout[i].astype(float) - more.baseline
+        differences[name] = np.concatenate([differences[name], own])
+
+
+def _effects(
+    cells: Cells, language: Language, differences: dict[str, NDArray[np.float64]]
+) -> pd.DataFrame:
     """Δ of every candidate; the standard error takes cells, each of its own problem, as units."""
     roles = {word: role for role, words in language.roles().items() for word in words}
     rows = []
-    n = len(cells.baseline)
     for i, (name, words) in enumerate(candidate_sets(language).items()):
-        d = cells.knockout[i].astype(float) - cells.baseline
+        d = differences[name]
         rows.append(
             {
                 "candidate": name,
                 "role": roles.get(name, "pair" if " + " in name else "list"),
                 "words": " ".join(words),
+                "cells": len(d),
                 "delta": round(float(d.mean()), 5),
-                "se": round(float(d.std(ddof=1)) / math.sqrt(n), 5),
+                "se": round(float(d.std(ddof=1)) / math.sqrt(len(d)), 5),
                 "share_of_trajectories": round(float(cells.forked[i].mean()), 5),
                 "helped": round(float((d > 0).mean()), 5),
                 "hurt": round(float((d < 0).mean()), 5),

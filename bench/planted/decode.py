@@ -157,15 +157,15 @@ def decode(
     fork_tokens, knockout_tokens = (np.zeros((len(candidates), n), np.int16) for _ in range(2))
 
     start = prompt.shape[1]
-    shape = (model.layers, 2, n, model.heads, start + LONGEST, model.size)
-    cache = torch.zeros(shape)
+    shape = (model.layers, 2, 3 * n, model.heads, start + LONGEST, model.size)
+    cache = torch.empty(shape)  # a position is read only after it was written
     cell = torch.arange(n)
     owner = torch.full((n,), len(candidates) if from_scratch is None else from_scratch)
     born = torch.zeros(n, dtype=torch.int64)
     said = torch.zeros(n, dtype=torch.int64)  # 0 before `ans`, 1 right after it, 2 later
     right = torch.zeros(n, dtype=torch.bool)
     dead = torch.zeros(n, dtype=torch.bool)  # finished rows, still in the batch
-    logits = model.forward(prompt, cache, 0)
+    logits = model.forward(prompt, cache[:, :, :n], 0)
     for step in range(LONGEST):
         plain = (owner == len(candidates)) & ~dead
         tokens = draw(
@@ -229,6 +229,6 @@ def _grown(cache: Tensor, used: int, more: int) -> Tensor:
         return cache
     shape = list(cache.shape)
     shape[2] = used + more + cache.shape[2] // 2
-    larger = torch.zeros(shape, dtype=cache.dtype)
+    larger = torch.empty(shape, dtype=cache.dtype)
     larger[:, :, :used] = cache[:, :, :used]
     return larger

@@ -80,6 +80,7 @@ class Job:
         repeats: Cells of each.
         coupled: Which way of drawing.
         only: Ban this candidate in every trajectory from its first step, and nothing else.
+        names: Candidates that are decoded; all where empty.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Job:
     repeats: int = 1
     coupled: bool = False
     only: str | None = None
+    names: tuple[str, ...] = ()
 
 
 def run(job: Job, work: Path, processes: int = 2) -> Cells:
@@ -127,6 +129,8 @@ def sample(job: Job, first: int, last: int) -> Cells:
     records = list(problems(language, job.seed, last))[first:]
     cells = [(record, repeat) for record in records for repeat in range(job.repeats)]
     sets = candidate_sets(language)
+    if job.names:
+        sets = {name: sets[name] for name in job.names}
     names = list(sets)
     only = None if job.only is None else names.index(job.only)
     lengths = [len(record["question"].split()) for record, _ in cells]
