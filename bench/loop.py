@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("results/loop"))
     parser.add_argument("--hidden", type=int, default=96, help="width of the student")
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--start-steps", type=int, default=600, help="on the language itself")
+    parser.add_argument("--start-steps", type=int, default=1400, help="on the language itself")
     parser.add_argument("--steps", type=int, default=200, help="on-policy steps of each run")
     parser.add_argument("--rows", type=int, default=24, help="rollouts a step")
     parser.add_argument("--seeds", type=int, default=5, help="training seeds of each arm")

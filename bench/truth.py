@@ -4,7 +4,8 @@
     python -m bench truth sample             # the true effects -> truth.csv
     python -m bench truth trial              # sweeps against them -> report.md, *.csv, figure.svg
 
-Finished pieces are kept in runs/known-truth, so the same command goes on where it stopped.
+Sampled cells are kept in runs/known-truth, so the same command goes on where it stopped; verdicts are
+made anew by today's code.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(*arguments: str) -> None:
     parser.add_argument("--truth", type=int, default=24_000, help="problems of the truth")
     parser.add_argument("--alone", type=int, default=6_000)
     parser.add_argument("--wide", type=int, default=6_000, help="problems × 4 seeds")
-    parser.add_argument("--deep", type=int, default=1_480, help="problems × 16 seeds; 0: none")
+    parser.add_argument("--deep", type=int, default=480, help="problems × 16 seeds; 0: none")
     parser.add_argument("--kinds", nargs="*", help="sweeps, confirmations, pairs, races")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sweeps", type=int, default=100, help="of each size")
@@ -144,30 +145,25 @@ def _trial(given: argparse.Namespace) -> None:
     sets = candidate_sets(load_language(given.model / "language.json"))
     truth = pd.read_csv(given.out / "truth.csv")
     wide_job = Job("wide", given.model, seed=11, n=given.wide, repeats=4, coupled=True)
-    wide = Table(run(wide_job, given.work), 4, sets)
+    wide = Table(run(wide_job, given.work, given.processes), 4, sets)
     tables = [(wide, [Size(100, 3), Size(500, 1), Size(500, 3)])]
     if given.deep:
         deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
-        tables.insert(0, (Table(run(deep_job, given.work), 16, sets), [Size(30, 16)]))
+        tables.insert(0, (Table(run(deep_job, given.work, given.processes), 16, sets), [Size(30, 16)]))
 
     def judged(kind: str, chosen: dict[int, list[Size]]) -> pd.DataFrame:
-        kept = given.work / f"{kind}-{given.sweeps}-{given.wide}-{given.deep}.parquet"
-        if kept.is_file():
-            return pd.read_parquet(kept)
         parts = [
             judge(kind, table, chosen[table.shape[1]], given.sweeps, given.processes)
             for table, _ in tables
             if chosen.get(table.shape[1])
         ]
-        records = pd.concat(parts, ignore_index=True)
-        records.to_parquet(kept)
-        return records
+        return pd.concat(parts, ignore_index=True)
 
     plans = {
         "sweeps": {table.shape[1]: sizes for table, sizes in tables},
         "confirmations": {4: [Size(500, 1)], 16: [Size(30, 8)]},
         "pairs": {4: [Size(500, 1)]},
-        "races": {4: [Size(500, 4)], 16: [Size(30, 16)]},
+        "races": {4: [Size(500, 3)], 16: [Size(30, 16)]},
     }
     kinds = given.kinds or list(plans)
     records = {kind: judged(kind, plans[kind]) for kind in kinds}

@@ -39,7 +39,7 @@ class Distil:
 
     steps: int = 160
     rows: int = 24
-    rate: float = 1e-3
+    rate: float = 5e-4
     kept_at: tuple[int, ...] = ()
 
 
