@@ -149,7 +149,9 @@ def _trial(given: argparse.Namespace) -> None:
     tables = [(wide, [Size(100, 3), Size(500, 1), Size(500, 3)])]
     if given.deep:
         deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
-        tables.insert(0, (Table(run(deep_job, given.work, given.processes), 16, sets), [Size(30, 16)]))
+        tables.insert(
+            0, (Table(run(deep_job, given.work, given.processes), 16, sets), [Size(30, 16)])
+        )
 
     def judged(kind: str, chosen: dict[int, list[Size]]) -> pd.DataFrame:
         parts = [

@@ -215,7 +215,9 @@ def _kl_of_tokens(
     for rows in ends.argsort().split(64):
         end = int(ends[rows].max())
         inputs = ids[rows, :end]
-        p, q = (m(input_ids=inputs, use_cache=False).logits.log_softmax(-1) for m in (model, expert))
+        p, q = (
+            m(input_ids=inputs, use_cache=False).logits.log_softmax(-1) for m in (model, expert)
+        )
         yield labels[rows, :end], (p.exp() * (p - q)).sum(-1)
 
 
