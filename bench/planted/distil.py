@@ -200,9 +200,9 @@ def evaluate(
                 sums[name] = total + float(kl[kept].sum()), n + int(kept.sum())
     total, n_all = sums.pop("")
     found = {"pass1": right / len(problems), "kl": total / n_all, "tokens": n_all / len(problems)}
-    for name, (own, n) in sums.items():
-        found[f"kl_{name}"] = own / n if n else math.nan
-        found[f"kl_not_{name}"] = (total - own) / max(1, n_all - n)
+    for name, (part, n) in sums.items():
+        found[f"kl_{name}"] = part / n if n else math.nan
+        found[f"kl_not_{name}"] = (total - part) / max(1, n_all - n)
         found[f"share_{name}"] = n / n_all
     return found
 
