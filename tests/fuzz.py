@@ -7,6 +7,8 @@ an answer that takes longer than five seconds. The input that made it is kept an
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import sys
 import tempfile
@@ -108,13 +110,131 @@ def damaged_parquet(dice: random.Random) -> bytes:
         target = io.BytesIO()
         pd.DataFrame({"token_id": [5, 6], "token": ["a", None]}).to_parquet(target)
         _PARQUET.append(target.getvalue())
-    raw = bytearray(_PARQUET[0])
+    return flipped(_PARQUET[0], dice)
+
+
+def flipped(whole: bytes, dice: random.Random) -> bytes:
+    """Bytes of which some are changed, or the end is missing."""
+    raw = bytearray(whole)
     for _ in range(dice.randint(0, 4)):
         raw[dice.randrange(len(raw))] = dice.randrange(256)
     return bytes(raw[: dice.choice((len(raw), len(raw), dice.randrange(len(raw))))])
 
 
-TARGETS = {"sweeps": sweeps, "candidates": candidates, "grades": grades, "data": data}
+_ARCHIVE: dict[str, bytes] = {}
+
+
+def archives(folder: Path, dice: random.Random) -> Callable[[], object]:
+    """An exported run of which one file is damaged, lost, another's, or a value of it changed."""
+    import shutil
+
+    from knockout.ledger import Ledger, check, totals
+    from knockout.ledger.archive import import_run
+
+    if not _ARCHIVE:
+        _ARCHIVE.update(an_archive(folder / "whole"))
+        shutil.rmtree(folder / "whole")
+    source, back = folder / "archive", folder / "back"
+    for old in (source, back):
+        shutil.rmtree(old, ignore_errors=True)
+    source.mkdir()
+    files = dict(_ARCHIVE)
+    name = dice.choice(sorted(files))
+    how = dice.choice(("bytes", "bytes", "value", "value", "value", "lost", "swapped", "text"))
+    if how == "lost":
+        del files[name]
+    elif how == "swapped":
+        files[name] = files[dice.choice(sorted(files))]
+    elif how == "text" or not name.endswith(".parquet"):
+        files[name] = mutated(files[name].decode("utf-8", "replace")[:2000], dice)
+    elif how == "bytes":
+        files[name] = flipped(files[name], dice)
+    else:
+        files[name] = with_another_value(files[name], dice)
+    for each, raw in files.items():
+        (source / each).write_bytes(raw)
+    target = source / name if name in files else source / min(files)
+    os.utime(target, (2e9, 2e9))  # the newest is the one that is kept
+
+    def call() -> None:
+        try:
+            import_run(source, back)
+        except KnockoutError:
+            assert not back.exists(), "a refused archive leaves a folder behind"
+            raise
+        with Ledger.open(back / "run.db") as ledger:  # whatever was taken can be looked at
+            totals(ledger)
+            list(check.faults(ledger))
+
+    return call
+
+
+def an_archive(folder: Path) -> dict[str, bytes]:
+    """The files of a small exported run, by name."""
+    import numpy as np
+    from test_store import INHERITED, cell, fork, new_ledger
+
+    from knockout.ledger import AuditRow, CellKey
+    from knockout.ledger.archive import export_run
+
+    folder.mkdir()
+    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
+    with new_ledger(folder) as ledger:
+        ledger.commit(
+            [cell(one, (2, INHERITED, INHERITED)), cell(two, (0, 1, INHERITED), correct=None)],
+            [fork(one, 0, 2), fork(two, 0, 0)],
+            [AuditRow(one, 1, 3, np.array([10, 9], dtype=np.int32), "stop", None)],
+        )
+    (folder / "config.yaml").write_text("model: m\n")
+    export_run(folder, folder / "out")
+    return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+
+
+def with_another_value(raw: bytes, dice: random.Random) -> bytes:
+    """A Parquet file with one entry, type, row or column of its table changed."""
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(raw))
+    if not table.num_columns or not table.num_rows:
+        return flipped(raw, dice)
+    n = dice.randrange(table.num_columns)
+    column = table.column(n)
+    values = column.to_pylist()
+    field, meta = table.schema.field(n), table.schema.metadata
+    how = dice.choice(("entry", "entry", "entry", "type", "drop", "twice", "name"))
+    with contextlib.suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
+        if how == "entry":
+            values[dice.randrange(len(values))] = dice.choice(
+                [None, -1, 0, 10**9, 2**62, "", "x", "\x00", "{", "[1", b"\xff", [], [-1], [2**31 - 1],
+                 float("nan"), True, "9" * 5000]
+            )  # fmt: skip
+            table = table.set_column(n, field, pa.array(values, type=field.type))
+        elif how == "type":
+            other = dice.choice([pa.string(), pa.int64(), pa.float64(), pa.binary(), pa.null()])
+            table = table.set_column(n, field.name, column.cast(other))
+        elif how == "drop":
+            table = table.drop_columns([field.name])
+        elif how == "twice":
+            table = pa.concat_tables([table, table.slice(0, 1)])
+        else:
+            table = table.rename_columns(
+                ["x" if i == n else name for i, name in enumerate(table.column_names)]
+            )
+    target = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(meta), target)
+    return target.getvalue()
+
+
+TARGETS = {
+    "sweeps": sweeps,
+    "candidates": candidates,
+    "grades": grades,
+    "data": data,
+    "archives": archives,
+}
 
 
 def faults(target: str, n: int, seed: int = 0) -> Iterator[tuple[int, str, bytes]]:
@@ -135,11 +255,9 @@ def faults(target: str, n: int, seed: int = 0) -> Iterator[tuple[int, str, bytes
             if not problem and time.perf_counter() - started > 5:
                 problem = f"took {time.perf_counter() - started:.1f} s"
             if problem:
-                yield (
-                    number,
-                    problem,
-                    max(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns).read_bytes(),
-                )
+                files = [path for path in folder.rglob("*") if path.is_file()]
+                newest = max(files, key=lambda path: path.stat().st_mtime_ns)
+                yield number, problem, newest.read_bytes()
 
 
 def main() -> int:
@@ -148,6 +266,7 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
     warnings.simplefilter("ignore")
     total = 0
     for target in given.targets or TARGETS:

@@ -26,12 +26,32 @@ _FEWEST_POINTS = 3
 
 def same(gold: Answer, answer: Answer) -> bool:
     """Whether `answer` means `gold`. Not symmetric: an interval asked for is not a relation."""
+    if _is_choice(gold, answer):
+        return True
+    if _is_graph(gold.name, answer.name) or _is_graph(answer.name, gold.name):
+        return _same_parts(gold, answer)
     if gold.relation and answer.relation and (gold.name, gold.text) != (answer.name, answer.text):
         by_name = bool(gold.name) and gold.name == answer.name
         return (by_name and _same_parts(gold, answer)) or _same_equation(gold, answer)
     if gold.name and answer.name and gold.name != answer.name:
         return False
     return _same_parts(gold, answer)
+
+
+def _is_choice(gold: Answer, answer: Answer) -> bool:
+    """Whether of a gold answer as "(C) 12" the letter alone was given."""
+    letter = gold.word
+    return (
+        len(letter) == 1
+        and letter.isalpha()
+        and gold.text.strip().lower() != letter
+        and answer.text.strip().lower() == letter
+    )
+
+
+def _is_graph(name: str, other: str) -> bool:
+    """Whether these name one function: y = ... and f(x) = ..."""
+    return name == "y" and bool(re.fullmatch(r"[A-Za-z]\([a-xz]\)", other))
 
 
 def _same_parts(gold: Answer, answer: Answer) -> bool:

@@ -70,6 +70,13 @@ _NAME = re.compile(
     r"\s*(?!=)(.+)",
     re.DOTALL,
 )
+# What says that there is nothing.
+_NOTHING = frozenset(
+    f"{no}{real}{what}"
+    for no in ("no ", "no such ", "there are no ", "there is no ")
+    for real in ("", "real ")
+    for what in ("solution", "solutions")
+) | {"none", "empty set", "the empty set", "emptyset", "varnothing"}
 # Left sides that say what a value is of, and are no variable.
 _LABEL = re.compile(
     r"\s*(?:(?:m\s*)?\\angle.*|\\text\s*\{.*|\\(?:overline|overrightarrow|vec|triangle|hat)\b.*"
@@ -161,10 +168,13 @@ def _related(text: str) -> Answer | None:
 
 
 def _word(text: str) -> Answer | None:
+    if text.strip() in (r"\emptyset", r"\varnothing") or _as_word(text) in _NOTHING:
+        return Answer("word", word="no solution")
     if _TEXT_WORD.fullmatch(text) or _PLAIN_WORD.fullmatch(text):
         # Of "The function is even", the last word counts.
         said = re.fullmatch(r"(?:the|this|it)\b.*\b(?:is|are)\s+(.+)", _as_word(text))
-        return Answer("word", word=said[1] if said else _as_word(text))
+        word = said[1] if said else _as_word(text)
+        return Answer("word", word="does not exist" if word == "dne" else word)
     return None
 
 
@@ -231,7 +241,7 @@ def _bracketed(text: str) -> Answer | None:
     kind, inner = brackets
     parts = _split(inner)
     if kind == "set" and not inner.strip():
-        return Answer("scalar", r"\emptyset ", _as_word(text))
+        return Answer("word", word="no solution")
     builder = re.match(r"\s*([a-z])\s*(?:\\mid|\||:)\s*(.+)", inner, re.DOTALL)
     if kind == "set" and builder and len(parts) == 1:  # {x | x > 3} is x > 3
         return _read(builder[2])

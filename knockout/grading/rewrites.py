@@ -37,7 +37,8 @@ _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True)
 _THOUSANDS = re.compile(
     r"(?<![\d.])\d{1,3}(?:(?:\s*,\\!\s*|\s*\\[,!:;]\s*|\{(?:,|\\[,!:; ])\}\s*)\d{3})+(?!\d)"
 )
-_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_BARE = r"\d|[A-Za-z]|\\(?:pi|alpha|beta|gamma|theta|phi|lambda|mu|omega|sigma)(?![A-Za-z])"
+_FRACTION = re.compile(rf"\\frac\s*(?:\{{([^{{}}]*)\}}|({_BARE}))\s*(?:\{{([^{{}}]*)\}}|({_BARE}))")
 _OVER = re.compile(r"\{([^{}]*)\\(over|choose)\b([^{}]*)\}")
 _FUNCTION_NAMES = "exp|sqrt|cbrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
 _BARE_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTION_NAMES})(?=\s*[({{\\]|_|\^|\s*\d)")
@@ -51,7 +52,7 @@ _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([-+]?\d+)(?![\w.])"
 _TEXT = re.compile(r"\\text\s*(?=\{)")
 # What stands before a unit: a number, or another part of the unit.
 _COUNTED = re.compile(
-    r"(?:[\d})]\s?(?:\\frac\s*\{)?|\\text\{[^{}]*\}(?:\^\{?-?\d\}?|\s|/|\\cdot|\\times|\}\s*\{)*)$"
+    r"(?:[\d})]\s*(?:\\frac\s*\{)?|\\text\{[^{}]*\}(?:\^\{?-?\d\}?|\s|/|\\cdot|\\times|\}\s*\{)*)$"
 )
 _CLAUSE_WORDS = (
     "since|because|as|where|when|if|given|assuming|provided|by|from|using|note|for|with|which|i\\.e"

@@ -11,9 +11,11 @@ _UNIT = re.compile(
     r"|\\?%(?P<percent>)|\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\{?[23]\}?)?)\s*",
     re.DOTALL,
 )
+_PART = r"\\text\s*\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\d\}))?"
+_FRACTION = re.compile(rf"\\frac\s*\{{\s*({_PART})\s*\}}\s*\{{\s*({_PART})\s*\}}")
 # m/s, kg·m² and the like, whose parts are texts of their own.
 _COMPOUND = re.compile(
-    r"(?P<value>.*?[\d})!])\s*\(?(?P<unit>\\frac\s*\{\s*\\text\s*\{[^{}]*\}\s*\}\s*\{\s*\\text\s*\{[^{}]*\}\s*\}"
+    rf"(?P<value>.*?[\d}})!])\s*\(?(?P<unit>{_FRACTION.pattern}"
     r"|\\text\s*\{[^{}]*\}(?:\s*(?:\^\s*\{?-?\d\}?|/|\\cdot|\\times|\\text\s*\{[^{}]*\}))+)\)?\s*",
     re.DOTALL,
 )
@@ -30,7 +32,7 @@ _UNITS = {
     "unit": "", "square unit": "",
 }  # fmt: skip
 _ALIASES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
-_ALIASES["miles per hour"] = "mph"
+_ALIASES["miles per hour"] = _ALIASES["mile/hour"] = "mph"
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -43,9 +45,9 @@ def split_unit(text: str) -> tuple[str, str]:
             return match["value"].strip(), "%"
         return match["value"].strip(), _canonical(match["text"], match["power"])
     if match := _COMPOUND.fullmatch(text):
-        parts = re.sub(r"\\frac|\\text|\\cdot|\\times|[{}\s]", " ", match["unit"])
-        divided = match["unit"].startswith(r"\frac")
-        return match["value"].strip(), ("/" if divided else " ").join(parts.lower().split())
+        unit = _FRACTION.sub(r"\1/\2", match["unit"])
+        unit = re.sub(r"\\text|\\cdot|\\times|[{}\s]", " ", unit)
+        return match["value"].strip(), _canonical(unit, None)
     if (match := _PLAIN_UNIT.fullmatch(text)) and _known(match["unit"]):
         return match["value"].strip(), _canonical(match["unit"], match["power"])
     return text, ""
@@ -66,6 +68,13 @@ def _canonical(unit: str, power: str | None) -> str:
             words.remove(word)
             exponent = value
     name = " ".join(words)
+    if raised := re.fullmatch(r"(.*[a-z])\s*\^\s*(\d)", name):
+        name, exponent = raised.groups()
+    parts = re.split(r"\s*/\s*|\s+per\s+", name)
+    if len(parts) > 1:  # m/s^2: the power is the last one's
+        powers = [None] * (len(parts) - 1) + [exponent]
+        joined = "/".join(_canonical(*part) for part in zip(parts, powers, strict=True))
+        return _ALIASES.get(joined, joined)
     for form in (name, name.removesuffix("s"), name.removesuffix("es")):
         if form in _ALIASES:
             name = _ALIASES[form]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knockout.errors import KnockoutError, UsageError
+from knockout.errors import KnockoutError, UsageError, shortened
 from knockout.files import atomic_path, write_text
 from knockout.ledger.check import faults
 from knockout.ledger.checksum import wrong_rows
@@ -92,7 +92,9 @@ def import_run(folder: Path, directory: Path) -> dict[str, int]:
             counts = _fill(db, folder)
         with Ledger.open(begun) as ledger:
             if found := next(faults(ledger), None):
-                raise KnockoutError(f"{folder}: the exported run is damaged: {found}")
+                raise KnockoutError(
+                    f"{folder}: the exported run is damaged: {shortened(found, 500)}"
+                )
         os.replace(begun, path)
         write_text(directory / "config.yaml", config)
         made = False
@@ -137,7 +139,9 @@ def _fill(db: sqlite3.Connection, folder: Path) -> dict[str, int]:
                 pa.ArrowException, sqlite3.IntegrityError, sqlite3.ProgrammingError, OSError,
                 ValueError, TypeError, OverflowError,
             ) as error:  # fmt: skip
-                raise KnockoutError(f"{file}: cannot be read: {error}") from None
+                raise KnockoutError(
+                    f"{file}: cannot be read: {shortened(str(error), 500)}"
+                ) from None
         upgrade(db, version)
     return counts
 
