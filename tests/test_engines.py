@@ -339,6 +339,35 @@ def test_stop_strings_end_baseline_and_fork_alike(
     assert found["other"].tokens.tolist() == tokens
 
 
+def test_stop_strings_count_only_after_the_thinking(
+    engine: VllmEngine, reference: TransformersEngine, bases: list[Request]
+) -> None:
+    """Ends where the text after the tag first contains the stop string, by looking at every step."""
+    encode, decode = engine.tokenizer.encode, engine.tokenizer.decode
+    asked = replace(bases[1], prompt=(*bases[1].prompt, *encode("<think>\n")), max_tokens=48)
+    closed = replace(asked, prefix=tuple(encode("Well, the end.</think>")))
+    limits = {"stop": ("e",), "stop_after": "</think>"}
+    for kind in (engine, reference):
+        plain = run(kind, [replace(asked, key="thinks"), replace(closed, key="answers")])
+        found = run(
+            kind,
+            [replace(asked, key="thinks", **limits), replace(closed, key="answers", **limits)],
+        )
+        thoughts = plain["thinks"].tokens.tolist()
+        assert "e" in decode(thoughts)
+        assert "</think>" not in decode(thoughts)
+        assert found["thinks"].tokens.tolist() == thoughts
+        assert found["thinks"].finish == plain["thinks"].finish
+        whole = plain["answers"].tokens.tolist()
+        end = next(
+            n
+            for n in range(len(closed.prefix) + 1, len(whole) + 1)
+            if "e" in decode(whole[:n]).split("</think>")[1]
+        )
+        assert found["answers"].tokens.tolist() == whole[:end]
+        assert found["answers"].finish == "stop"
+
+
 def test_a_request_that_cannot_go_on_ends_alone(
     engine: VllmEngine, bases: list[Request], baselines: dict[str, Completion]
 ) -> None:
