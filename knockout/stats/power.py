@@ -89,12 +89,8 @@ class Design:
         lean = min(1.0, wanted**0.5) if self.n_seeds > 1 else 0.0
         moving = max(1 / wanted, float(noise.max())) if wanted > 1 and self.n_seeds > 1 else 1.0
         out = np.zeros(2 * self.n_seeds + 1)
-        for weight, half in ((moving, noise / moving / 2), (1 - moving, np.zeros_like(noise))):
-            if not weight:
-                continue
-            gain, loss = _balanced(half * (1 + lean), b)
-            less_gain, less_loss = _balanced(half * (1 - lean), b)
-            for up, down in ((less_gain, loss), (gain, less_loss)):
+        for weight, part in ((moving, noise / moving), (1 - moving, np.zeros_like(noise))):
+            for up, down in _sides(part, lean, b) if weight else ():
                 # What noise has won can be lost again; what it has lost cannot.
                 down = down + (1 - kept) * (b - down)
                 out += weight * _net(self.n_seeds, up * kept, down).mean(axis=1)
@@ -343,6 +339,21 @@ def _possible_spread(share: float, p: float, spread: float) -> float:
     """
     of_all = share / (2 * p * (1 - p))
     return spread if of_all <= 0 else max(spread, of_all / (1 - of_all) if of_all < 0.98 else 50.0)
+
+
+def _sides(noise: Floats, lean: float, b: Floats) -> list[tuple[Floats, Floats]]:
+    """Gains and losses of problems that lean to the one and to the other side.
+
+    On average over both sides they cancel, and `noise` of the cells differ as far as there is that
+    much to gain (1 − b) and to lose (b).
+    """
+    asked, share = noise, float(noise.mean())
+    for _ in range(6):
+        gain, loss = _balanced(asked * (1 + lean) / 2, b)
+        less_gain, less_loss = _balanced(asked * (1 - lean) / 2, b)
+        found = float((gain + loss + less_gain + less_loss).mean()) / 2
+        asked = asked * share / max(found, 1e-12)
+    return [(less_gain, loss), (gain, less_loss)] if lean else [(gain, loss)]
 
 
 def _balanced(noise: Floats, b: Floats) -> tuple[Floats, Floats]:
