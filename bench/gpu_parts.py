@@ -162,27 +162,17 @@ def exactness(dtype: str, eager: bool, invariant: bool) -> Callable[[bool, Note]
                 Request(f"{n}", prompt, 90 + n, sampling, 128 - len(prompt) - 1)
                 for n, prompt in enumerate(prompts)
             ]
-            forked = strategies(engine, bares, bans)["found"]
-            again = strategies(engine, bares, bans)["found"]
+            forked, again = (strategies(engine, bares, bans) for _ in range(2))
             full = naive(engine, bares, bans)["found"]
-            differ = [
-                key for key in full if not np.array_equal(full[key].tokens, forked[key].tokens)
-            ]
+            differ = _differing(full, forked["found"])
             note(
                 {
                     name: {
                         "knockouts": len(full) - len(bares),
-                        "forks": sum(
-                            len(done.key.split("/")) > 1
-                            for done in forked.values()
-                            if done.n_generated < len(done.tokens)
-                        ),
+                        "forks": forked["forks"],
                         "unequal_to_full_runs": sum("/" in key for key in differ),
                         "baselines_unequal_without_watching": sum("/" not in key for key in differ),
-                        "unequal_when_repeated": sum(
-                            not np.array_equal(again[key].tokens, forked[key].tokens)
-                            for key in forked
-                        ),
+                        "unequal_when_repeated": len(_differing(again["found"], forked["found"])),
                     }
                 }
             )
@@ -194,7 +184,7 @@ def exactness(dtype: str, eager: bool, invariant: bool) -> Callable[[bool, Note]
 def strategies(engine: Any, bares: list[Request], bans: list[Intervention]) -> dict[str, Any]:
     """Baselines that watch, and each one's forks as soon as it ends; with time and tokens."""
     found: dict[str, Completion] = {}
-    start, tokens = time.perf_counter(), 0
+    start, tokens, forks = time.perf_counter(), 0, 0
     by_key = {bare.key: bare for bare in bares}
     for bare in bares:
         engine.add(replace(bare, watch=tuple(bans)))
@@ -208,12 +198,14 @@ def strategies(engine: Any, bares: list[Request], bans: list[Intervention]) -> d
             for n, step in enumerate(done.changes.tolist()):
                 key = f"{done.key}/{n}"
                 if step < 0:  # it is the baseline
-                    found[key] = replace(done, key=key, n_generated=len(done.tokens))
+                    found[key] = done
                     continue
+                forks += 1
                 prefix = tuple(done.tokens[:step].tolist())
                 bare = by_key[done.key]
                 engine.add(replace(bare, key=key, prefix=prefix, intervention=bans[n]))
-    return {"found": found, "tokens": tokens, "wall_s": time.perf_counter() - start}
+    wall_s = time.perf_counter() - start
+    return {"found": found, "forks": forks, "tokens": tokens, "wall_s": wall_s}
 
 
 def naive(engine: Any, bares: list[Request], bans: list[Intervention]) -> dict[str, Any]:
@@ -230,6 +222,11 @@ def naive(engine: Any, bares: list[Request], bans: list[Intervention]) -> dict[s
             found[done.key] = done
     tokens = sum(done.n_generated for done in found.values())
     return {"found": found, "tokens": tokens, "wall_s": time.perf_counter() - start}
+
+
+def _differing(one: dict[str, Completion], other: dict[str, Completion]) -> list[str]:
+    """Keys of trajectories whose tokens differ."""
+    return [key for key in one if not np.array_equal(one[key].tokens, other[key].tokens)]
 
 
 def _whole(done: Completion) -> None:
@@ -362,10 +359,6 @@ def _against_naive(engine: Any, width: int, small: bool, note: Note) -> None:
         bans.append(ban((int(first[len(first) // 2]),)))
     forked = strategies(engine, bares, bans)
     full = naive(engine, bares, bans)
-    differ = sum(
-        not np.array_equal(full["found"][key].tokens, forked["found"][key].tokens)
-        for key in full["found"]
-    )
     note(
         {
             "forks against naive": {
@@ -378,7 +371,7 @@ def _against_naive(engine: Any, width: int, small: bool, note: Note) -> None:
                 },
                 "tokens_ratio": round(full["tokens"] / forked["tokens"], 2),
                 "time_ratio": round(full["wall_s"] / forked["wall_s"], 2),
-                "trajectories_that_differ": differ,
+                "trajectories_that_differ": len(_differing(full["found"], forked["found"])),
             }
         }
     )  # fmt: skip

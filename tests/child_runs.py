@@ -16,10 +16,7 @@ import pytest
 import yaml
 from words import word_model, word_task
 
-__all__ = ["N_KILLS", "begin", "dump", "fork_server", "sweep_file"]
-
-N_KILLS = int(os.environ.get("KNOCKOUT_KILLS", "12"))
-"""How often each test of random moments kills; `KNOCKOUT_KILLS=50` looks longer."""
+__all__ = ["begin", "dump", "fork_server", "sweep_file"]
 
 _PRELOADED = (
     "child_runs",

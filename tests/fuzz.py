@@ -171,22 +171,11 @@ def archives(folder: Path, dice: random.Random) -> Callable[[], object]:
 
 def an_archive(folder: Path) -> dict[str, bytes]:
     """The files of a small exported run, by name."""
-    import numpy as np
-    from test_store import INHERITED, cell, fork, new_ledger
+    from test_store import small_run
 
-    from knockout.ledger import AuditRow, CellKey
     from knockout.ledger.archive import export_run
 
-    folder.mkdir()
-    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
-    with new_ledger(folder) as ledger:
-        ledger.commit(
-            [cell(one, (2, INHERITED, INHERITED)), cell(two, (0, 1, INHERITED), correct=None)],
-            [fork(one, 0, 2), fork(two, 0, 0)],
-            [AuditRow(one, 1, 3, np.array([10, 9], dtype=np.int32), "stop", None)],
-        )
-    (folder / "config.yaml").write_text("model: m\n")
-    export_run(folder, folder / "out")
+    export_run(small_run(folder), folder / "out")
     return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
 
 

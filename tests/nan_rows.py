@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from test_scheduler import a_ledger, work
-from tiny import banning
+from tiny import as_json, banning
 
 from knockout.engines.base import Request, generate
 from knockout.engines.vllm import VllmEngine
@@ -77,15 +77,7 @@ def main() -> None:
     engine = VllmEngine(folder, max_model_len=64, max_num_seqs=16, kv_cache_gib=0.25)
     start = Request("start", (5, 6, 7), 1, NUCLEUS, 1)
     first = int(next(iter(generate(engine, [start]))).tokens[0])
-    found = {
-        c.key: {
-            "tokens": c.tokens.tolist(),
-            "finish": c.finish,
-            "error": c.error,
-            "changes": None if c.changes is None else c.changes.tolist(),
-        }
-        for c in generate(engine, requests(first))
-    }
+    found = as_json(generate(engine, requests(first)))
     said = {
         "inside": hasattr(engine._engine, "model_executor"),
         "first": first,

@@ -7,34 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_store import INHERITED, cell, fork, new_ledger
+from test_store import fork, small_run
 
 from knockout.errors import KnockoutError, UsageError
-from knockout.ledger import AuditRow, CellKey, Ledger, totals
+from knockout.ledger import CellKey, Ledger, totals
 from knockout.ledger.archive import TABLES, export_run, import_run
 from knockout.ledger.check import faults
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
-    with new_ledger(folder) as ledger:
-        ledger.commit(
-            [cell(one, (2, INHERITED, INHERITED)), cell(two, (0, 1, INHERITED), correct=None)],
-            [fork(one, 0, 2), fork(two, 0, 0)],
-            [
-                AuditRow(one, 1, 3, np.array([10, 9], dtype=np.int32), "stop", None),
-                AuditRow(one, 2, -1, np.array([1], dtype=np.int32), "stop", None),
-            ],
-        )
-        ledger.set_wall(ledger.add_session("2026-01-01T00:00:00", "here", 1), 2.5)
-    (folder / "config.yaml").write_text("model: m  # Δ\n")
-    return folder
+    return small_run(tmp_path / "run")
 
 
 def everything(folder: Path) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:

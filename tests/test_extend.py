@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from child_runs import N_KILLS, begin, fork_server, sweep_file
+from child_runs import begin, fork_server, sweep_file
 from rich.console import Console
 
 import knockout
@@ -395,11 +395,14 @@ def test_shards_that_shrank_join_to_the_whole_that_shrank(folder: Path, tmp_path
             assert totals(ledger).complete
 
 
+N_KILLS = 50
+
+
 @pytest.mark.timeout(1800)
 def test_killed_at_random_moments_while_it_grows(
     folder: Path, at_once: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL at random moments of runs that grow in two steps; nothing is lost, nothing doubled."""
+    """SIGKILL at 50 moments of runs that grow in two steps; nothing is lost, nothing doubled."""
     context = fork_server()
     steps = []
     for n, change in enumerate((SMALL, {**SMALL, "seeds": 2, "limit": 9}, LARGE)):

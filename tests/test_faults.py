@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from child_runs import N_KILLS, begin, dump, fork_server, sweep_file
+from child_runs import begin, dump, fork_server, sweep_file
 from conftest import Command
 from test_scheduler import WordGrader, a_ledger, a_plan, work
 from test_scheduler import dump as all_rows
@@ -87,11 +87,14 @@ def undisturbed(
     return out, time.monotonic() - began
 
 
+N_KILLS = 20
+
+
 @pytest.mark.timeout(1800)
 def test_killed_at_random_moments(
     context: ForkServerContext, sweep: Path, undisturbed: tuple[Path, float], tmp_path: Path
 ) -> None:
-    """SIGKILL of the main process at random moments: one run after another, each until it is finished.
+    """SIGKILL of the main process at 20 moments: one run after another, each until it is finished.
 
     The moments are uniform over an undisturbed run's time. A run goes on after each kill, so that
     a chain of kills ends when a start reaches the end before its moment; only real kills count.

@@ -19,7 +19,7 @@ from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.processors import Rule, rule_from_extra_args
 from knockout.processors.batch import Batch
-from knockout.processors.names import names_of, told
+from knockout.processors.names import names_of, told, told_by_own
 from knockout.processors.rules import check_ids, watch_of
 from knockout.processors.transformers import KnockoutLogitsProcessor
 
@@ -194,9 +194,11 @@ def test_a_bad_row_says_so_in_its_log_probabilities(
     highest = logits.log_softmax(1).topk(len(watch) + 2 if watch else 1)
     for row, why in enumerate([None, reason, "its highest logit is NaN or infinite"]):
         ids, values = highest.indices[row, None].numpy(), highest.values[row, None].numpy()
-        said = told([int(tokens[row])], ids, values, V, watched=bool(watch))
-        assert said.failed == why
-        assert len(said.differing) == (why is None)
+        said = (
+            told([int(tokens[row])], ids, values, V) if watch else told_by_own(values[0].tolist())
+        )
+        assert (said.good, said.failed) == (int(why is None), why)
+        assert len(said.differing) == (said.good if watch else 0)
 
 
 # transformers' interface -------------------------------------------------------------------------

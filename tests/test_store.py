@@ -83,6 +83,24 @@ def fork(
     return ForkRow(key, candidate, step, ids(50, 51, 52), finish, correct, "ok", "5\udfff", None)
 
 
+def small_run(folder: Path) -> Path:
+    """A run directory, made anew, of two cells with forks, audits and a session."""
+    folder.mkdir()
+    one, two = CellKey(0, 0, 0), CellKey(0, 1, 1)
+    with new_ledger(folder) as ledger:
+        ledger.commit(
+            [cell(one, (2, INHERITED, INHERITED)), cell(two, (0, 1, INHERITED), correct=None)],
+            [fork(one, 0, 2), fork(two, 0, 0)],
+            [
+                AuditRow(one, 1, 3, ids(10, 9), "stop", None),
+                AuditRow(one, 2, -1, ids(1), "stop", None),
+            ],
+        )
+        ledger.set_wall(ledger.add_session("2026-01-01T00:00:00", "here", 1), 2.5)
+    (folder / "config.yaml").write_text("model: m  # Δ\n")
+    return folder
+
+
 @pytest.mark.parametrize(
     "candidate",
     [

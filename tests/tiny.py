@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from knockout.engines.base import Request
+from knockout.engines.base import Completion, Request
 from knockout.method.interventions import Intervention, ban
 from knockout.tokens.checkpoint import EMBEDDED, quiet_transformers, resolve_model
 
-__all__ = ["banned_by", "banning", "embedded", "tiny_model"]
+__all__ = ["as_json", "banned_by", "banning", "embedded", "tiny_model"]
 
 EOS = 2
 
@@ -27,6 +27,19 @@ def banning(ids: Collection[int]) -> Intervention | None:
 def banned_by(request: Request) -> tuple[int, ...]:
     """The ids that a request bans."""
     return () if request.intervention is None else request.intervention.token_ids
+
+
+def as_json(completions: Iterable[Completion]) -> dict[str, dict[str, Any]]:
+    """Completions by key, as another process writes them."""
+    return {
+        c.key: {
+            "tokens": c.tokens.tolist(),
+            "finish": c.finish,
+            "error": c.error,
+            "changes": None if c.changes is None else c.changes.tolist(),
+        }
+        for c in completions
+    }
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def main() -> None:
     # This kernel fails when interpreted; the plain torch way is used without it.
     topk_topp_sampler.HAS_TRITON = False
 
-    from tiny import banning
+    from tiny import as_json, banning
 
     from knockout.engines.base import Request, generate
     from knockout.engines.vllm import VllmEngine
@@ -45,15 +45,7 @@ def main() -> None:
         for r in json.load(sys.stdin)
     ]
     engine = VllmEngine("smollm2-135m", max_model_len=64, max_num_seqs=8, kv_cache_gib=0.25)
-    found = {
-        c.key: {
-            "tokens": c.tokens.tolist(),
-            "finish": c.finish,
-            "error": c.error,
-            "changes": None if c.changes is None else c.changes.tolist(),
-        }
-        for c in generate(engine, requests)
-    }
+    found = as_json(generate(engine, requests))
     runner = engine.info.runner
     engine.close()
     print("RESULT " + json.dumps({"runner": runner, "found": found}))

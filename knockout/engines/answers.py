@@ -21,8 +21,8 @@ class Piece(NamedTuple):
     """What a completion adds to a trajectory: (n,) ids, and (n, L) best log-probabilities."""
 
     tokens: list[int]
-    top_ids: NDArray[np.int32] | None
-    top_logprobs: NDArray[np.float32] | None
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
 
 
 def read_completion(content: Any, *, top: int, most: int, vocab_size: int) -> Piece:
@@ -41,8 +41,6 @@ def read_completion(content: Any, *, top: int, most: int, vocab_size: int) -> Pi
     tokens = _ids(choice.get("token_ids"), vocab_size, "token_ids")
     if not 1 <= len(tokens) <= most:
         raise Odd(f"{len(tokens)} tokens where 1 to {most} were asked for")
-    if not top:
-        return Piece(tokens, None, None)
     logprobs = choice.get("logprobs")
     steps = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(steps, list) or len(steps) != len(tokens):

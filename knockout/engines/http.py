@@ -190,7 +190,7 @@ class Server:
         try:
             return read_completion(
                 content,
-                top=body.get("logprobs", 0),
+                top=body["logprobs"],
                 most=body["max_tokens"],
                 vocab_size=vocab_size,
             )

@@ -24,7 +24,7 @@ from knockout.engines.http import Refused, ServedModel, Server, Unavailable
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError, UsageError, counted
-from knockout.processors.names import NotProcessed, told
+from knockout.processors.names import NotProcessed, told, told_by_own
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
 
@@ -294,13 +294,16 @@ class ServerEngine:
         if isinstance(answer, Refused | Unavailable):
             return self._paths.pop(key).completion("error", str(answer))
         try:
-            said = told(*answer, self.info.vocab_size, watched=bool(path.request.watch))
+            if path.request.watch:
+                said = told(*answer, self.info.vocab_size)
+            else:
+                said = told_by_own(answer.top_logprobs[:, 0].tolist())
         except NotProcessed as error:
             raise KnockoutError(
                 f"a server does not say which interventions matter ({error}): start it with "
                 "--logprobs-mode processed_logprobs"
             ) from error
-        finish = path.extend(answer.tokens[: len(said.differing)], said.differing)
+        finish = path.extend(answer.tokens[: said.good], said.differing)
         if said.failed is not None and finish is None:
             return self._paths.pop(key).completion("error", said.failed)
         if finish is not None:

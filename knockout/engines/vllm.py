@@ -19,7 +19,7 @@ from knockout.engines.scoring import Pair, Scored, score_with_vllm
 from knockout.engines.trajectory import Beginnings, Trajectory
 from knockout.engines.versions import installed_versions
 from knockout.errors import KnockoutError, counted
-from knockout.processors.names import Told, told
+from knockout.processors.names import Told, told, told_by_own
 from knockout.processors.rules import check_ids
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
 from knockout.tokens.eos import stop_ids
@@ -263,9 +263,9 @@ class VllmEngine:
         if not path.n_generated:
             self._prompt_tokens += len(output.prompt_token_ids or ())
             self._cached_tokens += output.num_cached_tokens or 0
-        said = _told(piece, self.info.vocab_size, watched=bool(path.request.watch))
+        said = _told(piece, path.request, self.info.vocab_size)
         self._forget_logprobs(key)
-        finish = path.extend(piece.token_ids[: len(said.differing)], said.differing)
+        finish = path.extend(piece.token_ids[: said.good], said.differing)
         if said.failed is not None and finish is None:
             return self._end(key, "error", said.failed, abort=not output.finished)
         if finish is not None:
@@ -337,13 +337,14 @@ def _room(request: Request, width: int) -> int:
     return min(n_reported(request) + 2, width)
 
 
-def _told(piece: Any, width: int, *, watched: bool) -> Told:
+def _told(piece: Any, request: Request, width: int) -> Told:
     """What a piece's log-probabilities say of its steps.
 
     vLLM puts the emitted token first and then the highest ones, the emitted one among them.
     """
     flat, n = piece.logprobs, len(piece.token_ids)
-    first = 1 if watched else 0
-    ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(n, -1)[:, first:]
-    logprobs = np.asarray(flat.logprobs, dtype=np.float64).reshape(n, -1)[:, first:]
-    return told(piece.token_ids, ids, logprobs, width, watched=watched)
+    if not request.watch:
+        return told_by_own(flat.logprobs[:: len(flat.logprobs) // n] if n else ())
+    ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(n, -1)[:, 1:]
+    logprobs = np.asarray(flat.logprobs, dtype=np.float64).reshape(n, -1)[:, 1:]
+    return told(piece.token_ids, ids, logprobs, width)

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FAILED", "Differing", "NotProcessed", "NotSampled", "Told", "names_of", "told"]
+__all__ = [
+    "FAILED",
+    "Differing",
+    "NotProcessed",
+    "NotSampled",
+    "Told",
+    "names_of",
+    "told",
+    "told_by_own",
+]
 
 # Why a row could not be sampled from; the nth is told by n entries half a step below the token's.
 FAILED = ("its highest logit is NaN or infinite", "every token is banned")
@@ -83,48 +92,55 @@ class Told(NamedTuple):
     """What is said of several steps.
 
     Attributes:
-        differing: One for each step up to the end, or up to the one that failed.
-        failed: Why the step behind those could not be sampled; None if all could.
+        good: Steps before the one that failed, or all.
+        failed: Why the next one could not be sampled; None if all could.
+        differing: One for each good step, if something is watched.
     """
 
-    differing: list[Differing]
+    good: int
     failed: str | None = None
+    differing: Sequence[Differing] = ()
 
 
 def told(
     tokens: Sequence[int],
-    ids: NDArray[np.integer] | None,
-    logprobs: NDArray[np.floating] | None,
+    ids: NDArray[np.integer],
+    logprobs: NDArray[np.floating],
     width: int,
-    *,
-    watched: bool,
 ) -> Told:
-    """Reads n steps.
+    """Reads n steps of a request that watches.
 
     Args:
         tokens: (n,) emitted.
         ids: (n, K) the highest entries of each row, the token's own among them.
         logprobs: (n, K) their processed log-probabilities.
         width: Width of the logits.
-        watched: Whether anything is; else the token's own entry, the highest, says enough.
 
     Raises:
         NotProcessed: The rows are not those that our processor made.
     """
-    if ids is None or logprobs is None:
-        raise NotProcessed("there are none")
     found: list[Differing] = []
-    if not watched:
-        low = np.flatnonzero(logprobs[:, 0] < -0.01)
-        good = int(low[0]) if len(low) else len(tokens)
-        found = [Differing(())] * good
-        return Told(found, _why(float(logprobs[good, 0])) if len(low) else None)
     try:
         for step in zip(tokens, ids, logprobs, strict=True):
-            found.append(names_of(*step, width))
+            found.append(names_of(*step, width))  # noqa: PERF401 - those before a failure stay
     except NotSampled as failure:
-        return Told(found, str(failure))
-    return Told(found)
+        return Told(len(found), str(failure), found)
+    return Told(len(found), None, found)
+
+
+def told_by_own(own: Sequence[float]) -> Told:
+    """Reads n steps of a request that watches nothing; plain numbers, for it runs at every token.
+
+    Args:
+        own: (n,) processed log-probability of each emitted token, the highest of its row.
+
+    Raises:
+        NotProcessed: The rows are not those that our processor made.
+    """
+    for step, value in enumerate(own):
+        if value < -0.01:
+            return Told(step, _why(value))
+    return Told(len(own))
 
 
 def _why(own: float) -> str:

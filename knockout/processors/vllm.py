@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:  # from 0.34 on there is Model Runner V2 al
         raise
 
     class V1Interface:  # type: ignore[no-redef]
-        """Nothing."""
+        """Stands in for the interface that this vLLM no longer has."""
 
 
 if TYPE_CHECKING:

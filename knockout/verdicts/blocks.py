@@ -105,9 +105,8 @@ def block_of(cube: GradeCube, target: Target, settled: Settlement | None) -> Blo
     else:
         tally = tally_problems(pairs)
         base = np.zeros(c)
-        for n in range(
-            1, s + 1
-        ):  # by number of pairs, so that the order of problems does not matter
+        # By number of pairs, so that the order of problems does not matter.
+        for n in range(1, s + 1):
             base += np.where(pairs.n == n, pairs.base, 0).sum(axis=1) / n
     counts = {
         "n_problems": np.count_nonzero(pairs.n, axis=1),
