@@ -127,7 +127,7 @@ def summary_of(out: Path) -> dict[str, Any]:
     """What two runs of one sweep share."""
     summary = json.loads((out / "summary.json").read_text())
     assert summary.pop("sessions") > 0
-    assert summary.pop("wall_s") > 0
+    assert summary.pop("wall_s") >= 0  # a killed session may not have noted its time yet
     return dict(summary)
 
 
@@ -162,13 +162,18 @@ def _line(process: psutil.Process) -> list[str]:
 def test_a_disk_that_fills_up_and_has_room_again(
     context: ForkServerContext, sweep: Path, undisturbed: tuple[Path, float], tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    # A limit on file sizes stands for the full disk: the ledger's journal meets it in the middle.
-    assert finish(context, sweep, out, limit_bytes=150_000) == 1, said(out)
-    assert "What was committed is safe" in said(out)
-    assert "Traceback" not in said(out)
-    with Ledger.open(out / "run.db") as ledger:
-        assert 0 < totals(ledger).cells < N_CELLS
+    # A limit on file sizes stands for the full disk. When the journal meets it depends on how many
+    # grades a commit finds, so that a slow machine needs a smaller disk to fail in the middle.
+    for limit in range(150_000, 70_000, -10_000):
+        out = tmp_path / f"run{limit}"
+        assert finish(context, sweep, out, limit_bytes=limit) == 1, said(out)
+        assert "What was committed is safe" in said(out)
+        assert "Traceback" not in said(out)
+        with Ledger.open(out / "run.db") as ledger:
+            cells = totals(ledger).cells
+        if cells < N_CELLS:
+            break
+    assert 0 < cells < N_CELLS
     assert finish(context, sweep, out) == 0, said(out)
     assert dump(out) == dump(undisturbed[0])
     accounted(out)
