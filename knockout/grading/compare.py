@@ -1,8 +1,9 @@
-r"""Whether an answer means the gold answer: structure here, relations and terms by math-verify.
+r"""Decides whether an answer means the same as the gold answer.
 
 math-verify turns LaTeX into SymPy expressions and compares relations, sets and terms with
-variables. What it gets wrong is done here: constants (exactly), equations (up to a factor), real
-functions (at points), ratios, times, bases, percentages, matrices and the kind of brackets.
+variables. This module compares what math-verify gets wrong: constants (exactly), equations (up to
+a factor), real functions (at sample points), ratios, times, bases, percentages, matrices and
+brackets.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ __all__ = ["same"]
 
 _DECIMAL_TOLERANCE = 1e-6
 _DIGITS = 60
-# Where functions are compared: no special points, both signs, inside and outside of (-1, 1).
+# Functions are compared at these points: none is special, both signs, inside and outside (-1, 1).
 _POINTS = ("17/37", "-13/41", "89/71", "-97/53", "251/67", "-307/59", "5/113", "1013/89")
 _FEWEST_POINTS = 3
 
 
 def same(gold: Answer, answer: Answer) -> bool:
-    """Whether `answer` means `gold`. Not symmetric: an interval asked for is not a relation."""
+    """Whether `answer` means `gold`. Not symmetric: a relation does not answer an interval."""
     if _is_choice(gold, answer):
         return True
     if _is_graph(gold.name, answer.name) or _is_graph(answer.name, gold.name):
@@ -39,7 +40,7 @@ def same(gold: Answer, answer: Answer) -> bool:
 
 
 def _is_choice(gold: Answer, answer: Answer) -> bool:
-    """Whether of a gold answer as "(C) 12" the letter alone was given."""
+    """Whether the answer is only the letter of a gold answer such as "(C) 12"."""
     letter = gold.word
     return (
         len(letter) == 1
@@ -50,7 +51,7 @@ def _is_choice(gold: Answer, answer: Answer) -> bool:
 
 
 def _is_graph(name: str, other: str) -> bool:
-    """Whether these name one function: y = ... and f(x) = ..."""
+    """Whether both names can stand for the same function, as in y = ... and f(x) = ..."""
     return name == "y" and bool(re.fullmatch(r"[A-Za-z]\([a-xz]\)", other))
 
 
@@ -92,7 +93,7 @@ def _same_members(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool:
 
 
 def _as_point(answer: Answer) -> Answer:
-    """`x = -1, y = 6` as (-1, 6)."""
+    """Turns `x = -1, y = 6` into (-1, 6)."""
     names = [item.name for item in answer.items]
     if answer.kind != "list" or len(names) < 2 or names != ["x", "y", "z"][: len(names)]:
         return answer
@@ -102,7 +103,7 @@ def _as_point(answer: Answer) -> Answer:
 
 
 def _as_rows(answer: Answer) -> Answer:
-    """A tuple as a column, [[1, 2], [3, 4]] as a matrix, a 1 by 1 matrix as it is."""
+    """Turns a tuple into a column and [[1, 2], [3, 4]] into a matrix."""
     if answer.kind not in ("()", "[]"):
         return answer
     nested = answer.kind == "[]" and all(item.kind == "[]" for item in answer.items)
@@ -114,7 +115,7 @@ def _as_rows(answer: Answer) -> Answer:
 
 
 def _same_time(gold: Answer, answer: Answer) -> bool:
-    """6:00 p.m. is 6:00 (the half of the day left out) and 18:00, and not 6:00 a.m."""
+    """6:00 p.m. equals 6:00 (a.m. or p.m. omitted) and 18:00, but not 6:00 a.m."""
     if gold.kind == answer.kind:
         return gold.text == answer.text
     time, other = (gold, answer) if gold.kind == "time" else (answer, gold)
@@ -125,7 +126,7 @@ def _same_time(gold: Answer, answer: Answer) -> bool:
 
 
 def _clock(answer: Answer) -> int | None:
-    """Minutes, where the answer is written as a time of the day."""
+    """Minutes after midnight if the answer is written as a time of day, else None."""
     match = re.fullmatch(r"(\d{1,2}):(\d\d)", answer.text) if answer.kind == "ratio" else None
     if not match or int(match[1]) > 24 or int(match[2]) > 59:
         return None
@@ -133,7 +134,7 @@ def _clock(answer: Answer) -> int | None:
 
 
 def _same_ratio(gold: Answer, answer: Answer) -> bool:
-    """Ratios up to a factor, unless a part is zero; what both sides write as times, as times."""
+    """Compares ratios up to a factor, or exactly if a part is zero; times of day as times."""
     clocks = _clock(gold), _clock(answer)
     if clocks[0] is not None and clocks[1] is not None:
         return clocks[0] == clocks[1]
@@ -161,7 +162,7 @@ def _parts_of_ratio(answer: Answer) -> list[Any] | None:
 
 
 def _same_equation(gold: Answer, answer: Answer) -> bool:
-    """Whether left − right differs by a constant factor only, once denominators are cleared."""
+    """Whether left − right differs only by a constant factor, after clearing denominators."""
     import sympy
 
     sides = [_equation(a.relation) for a in (gold, answer)]
@@ -210,14 +211,15 @@ def _same_value(gold: Answer, answer: Answer) -> bool:
 
 
 def _compound(answer: Answer) -> bool:
-    """An equation that is no "name = value"."""
+    """Whether this is an equation other than "name = value"."""
     return bool(answer.relation) and not answer.name and "=" in answer.text
 
 
 def _same_share(gold: Answer, answer: Answer, a: Any, b: Any) -> bool:
-    """Constants. Of one with a per cent sign and one without, the share is meant.
+    """Compares constants, either of which may have a percent sign.
 
-    Or the sign was left out, or put in, which a number below 1 does not allow: it is a share.
+    If only one has the sign, 50% equals 0.5. It also equals 50, because people omit or add the
+    sign; but a number below 1 is already a proportion, so 0.5% does not equal 0.5.
     """
     import sympy
 
@@ -241,7 +243,7 @@ def _is_constant(expression: Any) -> bool:
 
 
 def _exact(expression: Any) -> Any:
-    """Decimals as fractions, and symbols by their names alone: some are said to be real."""
+    """Turns decimals into fractions and drops the assumptions of symbols, such as real."""
     import sympy
 
     exact = {f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}
@@ -254,10 +256,10 @@ def _same_term(a: Any, b: Any) -> bool:
 
 
 def _same_constant(gold: Any, answer: Any) -> bool:
-    """Compares exactly; a decimal may stand for a number that has no finite decimal.
+    """Compares exactly, but a decimal may round a number that has no finite decimal.
 
-    Such a decimal must agree to 1e-6, and for small numbers to 1e-5 of the value, so that
-    0.333333 is 1/3, but 0.00006 is not 1/15000. What is undefined, as 1/0, equals nothing.
+    Such a decimal must agree to 1e-6, or to 1e-5 of the value for small numbers: 0.333333 equals
+    1/3, but 0.00006 does not equal 1/15000. An undefined value such as 1/0 equals nothing.
     """
     import sympy
 
@@ -282,10 +284,10 @@ def _same_constant(gold: Any, answer: Any) -> bool:
 
 
 def _same_function(a: Any, b: Any) -> bool:
-    r"""Whether two terms are one function of real variables, by their values at fixed points.
+    r"""Whether two terms have the same values at fixed real points.
 
-    SymPy alone does not say that 1/√n is √(1/n), which holds for n > 0 only: points at which
-    neither is real say nothing.
+    SymPy does not equate 1/√n and √(1/n), which are equal only for n > 0, so points at which
+    neither term is real are skipped.
     """
     import sympy
 
@@ -313,12 +315,12 @@ def _same_function(a: Any, b: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _expression(latex: str) -> Any:
-    """Reads LaTeX into a SymPy object; None where that fails. Units are already split off."""
+    """Parses LaTeX without units into a SymPy object; None if that fails."""
     import sympy
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # It warns at each start that its own limit is off; that limit uses signals, ours kills.
+    # It warns that its own time limit is off. That limit uses signals; ours kills the worker.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     how = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
@@ -332,9 +334,9 @@ def _expression(latex: str) -> Any:
     if not found:
         return None
     if not _is_term(found[0]):
-        if isinstance(found[0], sympy.Rel | sympy.And | sympy.Or):  # 12.5 is 25/2 here too
+        if isinstance(found[0], sympy.Rel | sympy.And | sympy.Or):  # 12.5 equals 25/2 here too
             floats = found[0].atoms(sympy.Float)
             return found[0].xreplace({f: sympy.Rational(str(f)) for f in floats})
         return found[0]
-    # Of the symbol i it knows only that it is one.
+    # math-verify reads i as an ordinary symbol.
     return found[0].xreplace({s: sympy.I for s in found[0].free_symbols if s.name == "i"})

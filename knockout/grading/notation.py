@@ -1,4 +1,4 @@
-r"""How an answer is built: lists, sets, tuples, matrices, ratios, bases, words, units."""
+r"""Parses an answer into its structure: lists, sets, tuples, matrices, ratios, bases, units."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ Kind = Literal[
     "[]",
 ]
 LONGEST = 400
-"""Characters; a longer answer is no answer."""
+"""Longest answer in characters; anything longer is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer taken apart, not yet computed.
+    """A parsed answer, not yet evaluated.
 
     Attributes:
         kind: "scalar" (one expression), "word", "base" (a number in a named base), "ratio"
-            (a : b), "time" (of the day), "list" (members without brackets), "set" (members in
-            braces), "matrix" (of "row"s), or a pair of brackets, where order counts.
-        text: The expression; for a base, its digits and the base.
-        word: The answer as a lower-case word, for comparison with an answer that is a word.
+            (a : b), "time" (of day), "list" (members without brackets), "set" (members in
+            braces), "matrix" (of "row"s), or a pair of brackets, in which order matters.
+        text: The expression; for "base", the digits and the base.
+        word: The answer in lower case, for comparison with an answer that is a word.
         items: The members of a list, set, tuple, ratio, matrix or row.
         unit: Canonical unit, or "".
         name: Left side of "x = ...", or "".
-        relation: The whole "left = right", where the answer is one; or "".
+        relation: The whole "left = right" if the answer is an equation, or "".
     """
 
     kind: Kind
@@ -70,14 +70,14 @@ _NAME = re.compile(
     r"\s*(?!=)(.+)",
     re.DOTALL,
 )
-# What says that there is nothing.
+# Ways to say that there is no solution.
 _NOTHING = frozenset(
     f"{no}{real}{what}"
     for no in ("no ", "no such ", "there are no ", "there is no ")
     for real in ("", "real ")
     for what in ("solution", "solutions")
 ) | {"none", "empty set", "the empty set", "emptyset", "varnothing"}
-# Left sides that say what a value is of, and are no variable.
+# Left sides that label a value but are not variables, such as an angle or a length.
 _LABEL = re.compile(
     r"\s*(?:(?:m\s*)?\\angle.*|\\text\s*\{.*|\\(?:overline|overrightarrow|vec|triangle|hat)\b.*"
     r"|\|\s*[A-Z]{2}\s*\||\[\s*[A-Z]{3,}\s*\]|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)|P\s*\(.*\)"
@@ -109,11 +109,11 @@ _MODULUS = re.compile(
 
 
 def read(latex: str, *, as_text: bool = False) -> Answer | None:
-    r"""Takes an answer apart; None where it cannot be an answer.
+    r"""Parses an answer; returns None if it cannot be one.
 
     Args:
         latex: The answer, without dollar signs.
-        as_text: Whether what cannot be taken apart is a word rather than None.
+        as_text: Whether to return a word rather than None if parsing fails.
 
     >>> read(r"1\,000\,000").text, read(r"2 1/2").text, read("3 hours").unit
     ('1000000', '(2+\\frac{1}{2})', 'hour')
@@ -122,7 +122,7 @@ def read(latex: str, *, as_text: bool = False) -> Answer | None:
     """
     text = clean(latex) if len(latex) <= LONGEST else ""
     found = _read(text) if text else None
-    if found and (choice := _CHOICE.match(latex)):  # "(C) 12" is both
+    if found and (choice := _CHOICE.match(latex)):  # "(C) 12" may be given as either part
         found = replace(found, word=choice[1].lower())
     if found is None and as_text and latex.strip():
         return Answer("word", word=_as_word(text or latex))
@@ -143,7 +143,7 @@ def _read(text: str) -> Answer | None:
 
 
 def _related(text: str) -> Answer | None:
-    r"""`x = ...`, `a = b = ...`, `... \approx ...`: the value, and of what."""
+    r"""Reads `x = ...`, `a = b = ...` and `... \approx ...`: the value and its name."""
     signs = [(at, t) for at, t in top_level(text) if t in ("=", r"\approx", r"\in", r"\equiv")]
     if not signs or len(_split(text)) > 1:
         return None
@@ -171,7 +171,7 @@ def _word(text: str) -> Answer | None:
     if text.strip() in (r"\emptyset", r"\varnothing") or _as_word(text) in _NOTHING:
         return Answer("word", word="no solution")
     if _TEXT_WORD.fullmatch(text) or _PLAIN_WORD.fullmatch(text):
-        # Of "The function is even", the last word counts.
+        # In "The function is even", only "even" is the answer.
         said = re.fullmatch(r"(?:the|this|it)\b.*\b(?:is|are)\s+(.+)", _as_word(text))
         word = said[1] if said else _as_word(text)
         return Answer("word", word="does not exist" if word == "dne" else word)
@@ -179,7 +179,7 @@ def _word(text: str) -> Answer | None:
 
 
 def _time(text: str) -> Answer | None:
-    """A time of the day with a.m. or p.m.; `text` is minutes after midnight."""
+    """Reads a time of day with a.m. or p.m.; `text` becomes minutes after midnight."""
     if not (match := _TIME.fullmatch(text)):
         return None
     hour, minute = int(match[1]), int(match[2] or 0)
@@ -190,7 +190,7 @@ def _time(text: str) -> Answer | None:
 
 
 def _modulus(text: str) -> Answer | None:
-    r"""`25 \pmod{1000}`: the modulus is a unit, which may be missing but must not differ."""
+    r"""Reads `25 \pmod{1000}`; the modulus is a unit, which may be omitted but not differ."""
     if not (match := _MODULUS.fullmatch(text)):
         return None
     value = _read(match[1])
@@ -265,7 +265,7 @@ _FORMS: tuple[Callable[[str], Answer | None], ...] = (
 
 
 def _terms(text: str) -> Answer | None:
-    """A list without brackets, or one expression with its unit."""
+    """Reads a list without brackets, or one expression with its unit."""
     word = _as_word(text)
     if not _brackets(text):
         text = _COMMA_THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
@@ -295,7 +295,9 @@ def _sequence(kind: Kind, parts: list[str], word: str, text: str) -> Answer | No
             return None
         left = part.partition("=")[0]
         if left != part and not item.name and _LABEL.fullmatch(left):
-            item = replace(item, name="".join(left.split()))  # of several, each is of its own
+            item = replace(
+                item, name="".join(left.split())
+            )  # each of several values keeps its label
         items += item.items if item.kind == "list" else (item,)
     if kind == "set" and len(items) == 1:
         return items[0]
@@ -315,7 +317,7 @@ def _as_word(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the commas and semicolons that stand outside all brackets."""
+    """Splits at commas and semicolons outside all brackets."""
     places = [at for at, token in top_level(text) if token in ",;"]
     ends = [-1, *places, len(text)]
     parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
@@ -323,7 +325,7 @@ def _split(text: str) -> list[str]:
 
 
 def _brackets(text: str) -> tuple[Kind, str] | None:
-    """Returns the kind and the inside, where one pair of brackets encloses everything."""
+    """Returns the kind and the contents if one pair of brackets encloses everything."""
     for opening, closing in ((r"\{", r"\}"), (r"\langle", r"\rangle")):
         if text.startswith(opening) and text.endswith(closing):
             inside = text[len(opening) : len(text) - len(closing)]
@@ -336,12 +338,12 @@ def _brackets(text: str) -> tuple[Kind, str] | None:
 
 
 def _encloses(text: str) -> bool:
-    """Whether nothing stands outside the brackets that open first."""
+    """Whether the first pair of brackets encloses the whole text."""
     return next(iter(top_level(text)), None) is None and not re.search(r"[)\]}][([{]", _flat(text))
 
 
 def _flat(text: str) -> str:
-    """The outermost brackets alone."""
+    """Returns only the outermost brackets."""
     depth, kept = 0, []
     for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
         if token in ("(", "[", "{", r"\{", r"\langle", r"\begin"):

@@ -1,7 +1,7 @@
-r"""Ways to write the same answer, brought to one: a short list of named rewrites, in order.
+r"""Rewrites different notations of the same answer into one: named steps, applied in order.
 
-Each takes and returns LaTeX text. They see answers of a few hundred characters only (see
-`knockout.grading.extract`), so that a pattern need not be fast, but must not be exponential.
+Each step takes and returns LaTeX text. Answers have at most a few hundred characters (see
+`knockout.grading.extract`), so a pattern need not be fast but must not take exponential time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOGARITHM = re.compile(
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([-+]?\d+)(?![\w.])")
 _TEXT = re.compile(r"\\text\s*(?=\{)")
-# What stands before a unit: a number, or another part of the unit.
+# What precedes a unit: a number, or another part of the unit.
 _COUNTED = re.compile(
     r"(?:[\d})]\s*(?:\\frac\s*\{)?|\\text\{[^{}]*\}(?:\^\{?-?\d\}?|\s|/|\\cdot|\\times|\}\s*\{)*)$"
 )
@@ -102,7 +102,7 @@ _AND = re.compile(r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)
 
 
 def clean(latex: str) -> str:
-    """Applies all rewrites of `CLEAN_UP` in their order."""
+    """Applies the rewrites of `CLEAN_UP` in order."""
     text = latex
     for _, rewrite in CLEAN_UP:
         text = rewrite(text)
@@ -123,10 +123,10 @@ def _unicode(text: str) -> str:
 
 
 def _compatible(c: str) -> str:
-    """ASCII for what only looks different: digits of any script, bold letters, odd spaces, fractions."""
+    """Replaces digits of any script, bold letters, odd spaces and fraction signs by ASCII."""
     if c.isascii() or c in _SYMBOLS:
         return _SYMBOLS.get(c, c)
-    if (digit := unicodedata.decimal(c, None)) is not None:  # of any script
+    if (digit := unicodedata.decimal(c, None)) is not None:
         return str(digit)
     plain = unicodedata.normalize("NFKC", c)
     numerator, bar, denominator = plain.partition("\u2044")
@@ -140,7 +140,7 @@ def _thousands(text: str) -> str:
 
 
 def _dollars(text: str) -> str:
-    r"""Signs that put maths into maths are no currency: `$32,348$`."""
+    r"""Removes dollar signs that only delimit maths, as in `$32,348$`."""
     text = re.sub(r"\\text\s*\{\s*\\?\$\s*\}", r"\\$", text)
     text = re.sub(r"^\s*(?:US ?\\?\$|USD\b)\s*(?=[\d.])", r"\\$", text)
     text = re.sub(r"\\(?:pounds|euro)\b\s*([\d.,]*\d)", r"\1", text)
@@ -148,7 +148,7 @@ def _dollars(text: str) -> str:
 
 
 def _texts(text: str) -> str:
-    r"""Takes maths out of `\text{}`: numbers, e and i, a letter that is no unit, terms."""
+    r"""Unwraps maths from `\text{}`: numbers, e and i, terms, a letter that is not a unit."""
     parts: list[str] = []
     at = 0
     while match := _TEXT.search(text, at):
@@ -170,7 +170,7 @@ def _texts(text: str) -> str:
 
 
 def _is_maths(inside: str, counted: bool) -> bool:
-    """Whether a text is maths; after a number (`counted`) a letter or word is its unit."""
+    """Whether a text is maths; a letter or word after a number (`counted`) is a unit."""
     if inside in ("e", "i"):
         return True
     if inside and not re.search(r"[A-Za-z]", inside.replace(r"\circ", "")):
@@ -189,7 +189,7 @@ def _conjunctions(text: str) -> str:
 
 
 def _unit_vectors(text: str) -> str:
-    r"""`2\mathbf{i} + 3\mathbf{j}` as terms in three symbols, for i alone is imaginary."""
+    r"""Renames the unit vectors of `2\mathbf{i} + 3\mathbf{j}`, so that i is not imaginary."""
     if len({match[1] for match in _BASIS.finditer(text)}) < 2:
         return text
     return _BASIS.sub(lambda m: f" u_{m[1][-5] if len(m[1]) > 1 else m[1]}", text)
@@ -207,7 +207,7 @@ def _fractions(text: str) -> str:
 
 
 def _functions(text: str) -> str:
-    r"""Functions and pi as typed on a keyboard: `exp(16)`, `sqrt(3)`, `2*pi`, `x**2`."""
+    r"""Rewrites functions, powers and pi typed in plain text: `exp(16)`, `2*pi`, `x**2`."""
     text = _OPERATOR_NAME.sub(r"\\\1", text)
     text = _BARE_FUNCTION.sub(r"\\\1", text)
     text = text.replace(r"\cbrt", r"\sqrt[3]").replace(r"\lg", r"\log").replace("**", "^")
@@ -223,7 +223,7 @@ def _functions(text: str) -> str:
 
 
 def _products(text: str) -> str:
-    """`2(3)`, which SymPy's reader takes for a mixed number."""
+    """Marks the product in `2(3)`, which the SymPy parser reads as a mixed number."""
     return re.sub(r"(?<=[\d)])\s*\((?=-?[\d.]+\))", r"\\cdot(", text)
 
 
@@ -237,7 +237,7 @@ def _closing(text: str, begin: int) -> int | None:
 
 
 def _logarithms(text: str) -> str:
-    r"""Gives the base and a simple argument braces: `\log_2 3` is no split number."""
+    r"""Puts braces around the base and a simple argument: `\log_2 3` is not a split number."""
 
     def braced(m: re.Match[str]) -> str:
         argument = m[3] or m[4]
@@ -252,7 +252,7 @@ def _scientific(text: str) -> str:
 
 
 def _repeating(text: str) -> str:
-    r"""Repeating decimals as fractions: `0.1\overline{6}`, `0.(3)`, `0.\dot 3`, `0.333\ldots`."""
+    r"""Turns repeating decimals such as `0.1\overline{6}`, `0.(3)`, `0.333\ldots` into fractions."""
     if "." not in text:
         return text
     for pattern in _REPEATING:
@@ -281,12 +281,12 @@ def _fraction(whole: str, fixed: str, block: str) -> str:
 
 
 def _clauses(text: str) -> str:
-    r"""Cuts what explains: `12\ (\text{since } n>0)`, `\text{The answer is } 42`."""
+    r"""Removes explanations: `12\ (\text{since } n>0)`, `\text{The answer is } 42`."""
     if r"\begin{cases}" in text:
         return text
     text = text.strip()
     shorter = _REMARK.sub("", _CLAUSE.sub("", text)).rstrip(" ,;")
-    # A unit in parentheses says more than a remark does.
+    # Keep a unit in parentheses.
     unit = re.search(r"\(\s*(\\text\s*\{\s*[a-z]{1,12}[.]?\s*\})\s*\)$", text)
     if unit and shorter != text:
         shorter = f"{text[: unit.start()].rstrip()} {unit[1]}"
@@ -305,7 +305,7 @@ def _clauses(text: str) -> str:
 
 
 def _marks(text: str) -> str:
-    r"""A degree sign made of a letter, a sign in braces, angles in degrees, a determinant between bars."""
+    r"""Rewrites `^o`, signs in braces, trigonometric functions of degrees, and determinants in bars."""
     text = re.sub(r"(?<=[\d)])\s*\^\s*(?:o\b|\{\s*o\s*\})", r"^\\circ ", text)
     text = re.sub(r"\{\s*([:/])\s*\}", r"\1", text).replace(r"\bigcup", r"\cup")
     return determinant(_ANGLE.sub(r"\\\1{\\frac{\2\\pi}{180}}", text))

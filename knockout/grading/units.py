@@ -1,4 +1,4 @@
-r"""Units behind (or before) a number: what is counted is compared, not converted."""
+r"""Splits the unit from a number. Units are compared, never converted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNIT = re.compile(
 )
 _PART = r"\\text\s*\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\d\}))?"
 _FRACTION = re.compile(rf"\\frac\s*\{{\s*({_PART})\s*\}}\s*\{{\s*({_PART})\s*\}}")
-# m/s, kg·m² and the like, whose parts are texts of their own.
+# Units such as m/s and kg·m² with each part in its own \text{}.
 _COMPOUND = re.compile(
     rf"(?P<value>.*?[\d}})!])\s*\(?(?P<unit>{_FRACTION.pattern}"
     r"|\\text\s*\{[^{}]*\}(?:\s*(?:\^\s*\{?-?\d\}?|/|\\cdot|\\times|\\text\s*\{[^{}]*\}))+)\)?\s*",
@@ -36,6 +36,7 @@ _ALIASES["miles per hour"] = _ALIASES["mile/hour"] = "mph"
 
 
 def split_unit(text: str) -> tuple[str, str]:
+    """Returns the number and its canonical unit, or "" if it has none."""
     if text.startswith("\\$") or text.endswith("\\$"):
         return text.replace("\\$", "").strip(), "dollar"
     if match := _UNIT.fullmatch(text):
@@ -54,7 +55,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _known(unit: str) -> bool:
-    # After a number, one letter is a variable (5 m may be 5 times m), but a word is what is counted.
+    # One letter after a number may be a variable (5 m as 5 times m); a word is a unit.
     if _canonical(unit, None).rstrip("^23") in _UNITS:
         return len(unit) > 1
     return len(unit.split()[0]) > 2 and not _FUNCTION.match(unit)
@@ -71,7 +72,7 @@ def _canonical(unit: str, power: str | None) -> str:
     if raised := re.fullmatch(r"(.*[a-z])\s*\^\s*(\d)", name):
         name, exponent = raised.groups()
     parts = re.split(r"\s*/\s*|\s+per\s+", name)
-    if len(parts) > 1:  # m/s^2: the power is the last one's
+    if len(parts) > 1:  # in m/s^2 the power belongs to the last part
         powers = [None] * (len(parts) - 1) + [exponent]
         joined = "/".join(_canonical(*part) for part in zip(parts, powers, strict=True))
         return _ALIASES.get(joined, joined)
