@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from knockout.method.interventions import ban
 from knockout.method.sampling import Sampling
 from knockout.tokens.candidates import Candidate
 from knockout.tokens.checkpoint import load_tokenizer, resolve_model
-from knockout.view.server import ViewServer
+from knockout.view.server import ViewServer, serve
 
 SEED = 1234
 SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
@@ -43,20 +44,19 @@ def tokenizer() -> Any:
 @contextmanager
 def serving(folder: Path, **more: Any) -> Iterator[ViewServer]:
     server = ViewServer(folder, **more)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
         yield server
     finally:
-        server.shutdown()
+        server.stop()
         thread.join()
-        server.server_close()
 
 
 def ask(
     server: ViewServer, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address[1], timeout=60)
     method = "GET" if body is None else "POST"
     sent = None if body is None else body if isinstance(body, str) else json.dumps(body)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -79,8 +79,8 @@ def server(folder: Path) -> Iterator[ViewServer]:
 
 
 def test_listens_on_loopback_alone(server: ViewServer) -> None:
-    assert server.server_address[0] == "127.0.0.1"
-    assert server.url == f"http://127.0.0.1:{server.server_address[1]}/"
+    assert server.address[0] == "127.0.0.1"
+    assert server.url == f"http://127.0.0.1:{server.address[1]}/"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_another_host_is_refused(server: ViewServer, host: str) -> None:
 
 
 def test_own_hosts_are_answered(server: ViewServer) -> None:
-    port = server.server_address[1]
+    port = server.address[1]
     for host in ("127.0.0.1", f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
         assert ask(server, "/api/overview", Host=host)[0] == 200
 
@@ -119,7 +119,17 @@ def test_posts_need_the_pages_key_and_a_model(server: ViewServer) -> None:
 
 def test_a_port_in_use_is_said(server: ViewServer, folder: Path) -> None:
     with pytest.raises(UsageError, match="--port"):
-        ViewServer(folder, port=server.server_address[1])
+        ViewServer(folder, port=server.address[1])
+
+
+def test_ctrl_c_ends_it_quietly(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    interrupt = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))
+    interrupt.start()
+    serve(folder, host="::1", port=0, told=told.append)
+    assert len(told) == 1
+    assert told[0].startswith("http://[::1]:")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_run_is_said(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Grade:
     """The verdict on one response.
 
     Attributes:
-        correct: 1 or 0; 1 only where `status` is "ok".
+        correct: 1 or 0; 1 only if `status` is "ok".
         status: "ok" (graded), "unparsed" (no answer could be read), "incomplete" (an unclosed
             think tag, or cut by length before an answer), "timeout" (the grader ran out of time:
             unknown, not wrong) or "error" (no response, or the grader failed on it).
