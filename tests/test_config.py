@@ -241,7 +241,7 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
         ("candidates.dose=[.inf]", "finite"),
         ("candidates.steps=[5, 5]", "with from below to"),
         ("candidates.steps=[-1, 5]", "greater than or equal to 0"),
-        ("candidates.pairs=[a]", "a pair takes two candidates"),
+        ("candidates.pairs=[a]", "expected two candidates or more"),
         ("candidates.where=middle", "expected 'everywhere', 'thinking' or 'answer'"),
     ],
 )

@@ -208,9 +208,10 @@ def _complaint(item: Any, name: str, lines: Mapping[KeyPath, int], model: type[B
         return f"{where}: `{key}` is missing"
     at = f"{where}: `{key}`" if key else where
     message = _in_words(str(item["msg"]))
-    if item["type"] == "value_error" and not isinstance(item["input"], str | int | float):
+    if message.startswith("found ") or isinstance(item["input"], BaseModel):
         return f"{at}: {message}"
-    return f"{at}: found {shown(item['input'])}; {message[:1].lower()}{message[1:]}"
+    found = "nothing" if item["input"] is None else shown(item["input"])
+    return f"{at}: found {found}; {message[:1].lower()}{message[1:]}"
 
 
 # What pydantic says, and what it means to someone who writes YAML.

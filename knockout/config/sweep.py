@@ -271,7 +271,7 @@ class CandidateSource(_Model):
     @classmethod
     def _two_or_more(cls, value: Any) -> Any:
         if isinstance(value, tuple) and len(value) < 2:
-            raise ValueError("a pair takes two candidates; name two or more, or `all`")
+            raise ValueError("expected two candidates or more, or `all`")
         return value
 
 
