@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from child_runs import sweep_file
 from conftest import Command
 from test_scheduler import SAMPLED, WordGrader, a_ledger, a_plan, dump, work
-from words import word_model
+from words import EOS, N_WORDS, word_model
 
-from knockout.engines.base import Completion, Request, generate
+from knockout.engines.base import Completion, EngineInfo, Request, generate
 from knockout.engines.dispatch import Limits
 from knockout.engines.open import open_engine
 from knockout.engines.ray import RayEngine
@@ -190,25 +191,33 @@ def test_engines_that_do_not_start_say_why_and_free_their_gpus(
 
 
 class Faulty:
-    """A real engine that ends, raises or hangs in the step after a request of a certain seed.
+    """An engine that ends, raises or hangs in the step after a request of a certain seed.
 
+    It makes up its tokens from the request alone, so that a new actor is up in a second or two.
     Which fault it is stands in a file; a file that is gone is no fault.
     """
 
     def __init__(self, model: str, *, fault: Path, **settings: Any) -> None:
-        self.engine = open_engine(model, **settings)
-        self.info, self.fault, self.doomed = self.engine.info, fault, False
+        self.info = EngineInfo("made up", model, "cpu", "float32", "", N_WORDS, (EOS,), 64)
+        self.fault, self.doomed = fault, False
+        self.running: dict[str, tuple[Request, list[int]]] = {}
 
     @property
     def n_open(self) -> int:
-        return self.engine.n_open
+        return len(self.running)
 
     def add(self, request: Request) -> None:
         self.doomed |= request.seed == 666
-        self.engine.add(request)
+        self.running[request.key] = (request, [])
 
     def step(self) -> list[Completion]:
-        done = self.engine.step()
+        done = []
+        for key, (request, tokens) in list(self.running.items()):
+            tokens.append(hash((request.prompt, request.seed, len(tokens))) % N_WORDS)
+            if len(tokens) == request.max_tokens:
+                del self.running[key]
+                made = np.array(tokens, dtype=np.int32)
+                done.append(Completion(key, made, len(tokens), "length"))
         what = self.fault.read_text() if self.doomed and self.fault.exists() else ""
         if what == "exit":
             os._exit(3)
@@ -220,7 +229,7 @@ class Faulty:
         return done
 
     def close(self) -> None:
-        self.engine.close()
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +242,8 @@ def faulty(engine: RayEngine, model: str, fault: Path) -> Iterator[RayEngine]:
     """One engine that may die, and is suspicious after one death instead of two: it saves time."""
     opener = functools.partial(Faulty, fault=fault)
     faulty = RayEngine(
-        model, opener, data_parallel=1, hang_limit_s=10, limits=Limits(suspect_after=1),
-        **SETTINGS,
-    )  # fmt: skip
+        model, opener, data_parallel=1, hang_limit_s=5, limits=Limits(suspect_after=1), **SETTINGS
+    )
     yield faulty
     faulty.close()
 
@@ -247,8 +255,8 @@ def seven(fatal: bool) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: str) -> dict[str, list[int]]:
-    alone = TransformersEngine(model, dtype="float32")
+def expected(model: str, fault: Path) -> dict[str, list[int]]:
+    alone: Any = Faulty(model, fault=fault)
     return {done.key: done.tokens.tolist() for done in generate(alone, seven(fatal=True))}
 
 
