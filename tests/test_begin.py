@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 import typer
 import yaml
+from conftest import Command
 
 from knockout.cli import _COMMANDS, app
 from knockout.config.file import load_sweep
@@ -28,36 +29,25 @@ from knockout.ledger.check import faults
 ROOT = Path(__file__).parents[1]
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "knockout", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
-
-
-def test_init_writes_a_sweep_file_that_loads(tmp_path: Path) -> None:
+def test_init_writes_a_sweep_file_that_loads(tmp_path: Path, knockout: Command) -> None:
     path = tmp_path / "s.yaml"
-    done = call("init", str(path), "--limit", "4", "--token", " the", "--seeds", "2")
-    assert done.returncode == 0, done.stderr
+    code, _, told = knockout("init", path, "--limit", "4", "--token", " the", "--seeds", "2")
+    assert code == 0, told
     sweep = load_sweep(path, ["seeds=5"])
     assert (sweep.limit, sweep.seeds, sweep.candidates.strings) == (4, 5, (" the",))
     jsonschema.validate(yaml.safe_load(path.read_text()), sweep_schema())
-    again = call("init", str(path))
-    assert again.returncode == 2
-    assert "is there already" in again.stderr
+    code, _, told = knockout("init", path)
+    assert code == 2
+    assert "is there already" in told
 
 
-def test_what_init_wrote_can_be_moved_to_another_machine(tmp_path: Path) -> None:
+def test_what_init_wrote_can_be_moved_to_another_machine(tmp_path: Path, knockout: Command) -> None:
     home = tmp_path / "here"
     home.mkdir()
     (home / "rocks.json").write_text("[5, 6]")
     path = home / "s.yaml"
-    done = call("init", str(path), "--candidates", str(home / "rocks.json"))
-    assert done.returncode == 0, done.stderr
+    code, _, told = knockout("init", path, "--candidates", home / "rocks.json")
+    assert code == 0, told
     text = path.read_text()
     assert not any(part in text for part in (str(tmp_path), str(SCHEMA_FILE.parent)))
     moved = home.rename(tmp_path / "there") / "s.yaml"
@@ -68,7 +58,7 @@ def test_what_init_wrote_can_be_moved_to_another_machine(tmp_path: Path) -> None
     said = "\n".join(line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#")
     assert "knockout schema > sweep.schema.json" in said
     assert "# yaml-language-server: $schema=sweep.schema.json" in said
-    schema = json.loads(call("schema").stdout)
+    schema = json.loads(knockout("schema")[1])
     jsonschema.validate(yaml.safe_load(moved.read_text()), schema)
 
 
@@ -98,26 +88,25 @@ def test_every_command_has_an_example_that_parses(name: str, example: str) -> No
     assert context.info_name == name
 
 
-def test_tasks_and_list_show_what_is_there(tmp_path: Path) -> None:
-    rows = json.loads(call("tasks", "starter_arith", "--json").stdout)
+def test_tasks_and_list_show_what_is_there(tmp_path: Path, knockout: Command) -> None:
+    rows = json.loads(knockout("tasks", "starter_arith", "--json")[1])
     assert [row["task"] for row in rows] == ["knockout_starter_arithmetic"]
     assert rows[0]["problems"] == "80"
-    assert "no task has" in call("tasks", "nothing-such").stderr
+    assert "no task has" in knockout("tasks", "nothing-such")[2]
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.db").write_text("no ledger")
-    found = json.loads(call("list", str(tmp_path), "--json").stdout)
+    found = json.loads(knockout("list", tmp_path, "--json")[1])
     assert [row["state"] for row in found] == ["unreadable"]
-    assert "no such folder" in call("list", str(tmp_path / "none")).stderr
+    assert "no such folder" in knockout("list", tmp_path / "none")[2]
 
 
-def test_overrides_stand_bare_or_behind_set(tmp_path: Path) -> None:
+def test_overrides_stand_bare_or_behind_set(tmp_path: Path, knockout: Command) -> None:
     path = tmp_path / "s.yaml"
-    assert call("init", str(path)).returncode == 0
-    wrong = call("plan", str(path), "seeds")
-    assert wrong.returncode == 2
-    assert "expected key.path=value" in wrong.stderr
-    unknown = call("plan", str(path), "sedes=3")
-    assert "did you mean `seeds`?" in unknown.stderr
+    assert knockout("init", path)[0] == 0
+    code, _, told = knockout("plan", path, "seeds")
+    assert code == 2
+    assert "expected key.path=value" in told
+    assert "did you mean `seeds`?" in knockout("plan", path, "sedes=3")[2]
 
 
 def test_a_terminal_that_is_not_utf8_gets_escapes(tmp_path: Path) -> None:

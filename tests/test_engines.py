@@ -413,7 +413,7 @@ def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ..
     """vLLM's other model runner, interpreted on the CPU, in a process of its own."""
     pytest.importorskip("triton")
     prompt = prompts[1][-12:]
-    base = Request(key="base", prompt=prompt, seed=3, sampling=NUCLEUS, max_tokens=6)
+    base = Request(key="base", prompt=prompt, seed=3, sampling=NUCLEUS, max_tokens=4)
     greedy = replace(base, key="greedy", sampling=GREEDY)
     found = run(engine, [base, greedy])
     tokens = found["base"].tokens.tolist()

@@ -13,11 +13,13 @@ import pytest
 from child_runs import sweep_file
 
 from knockout.benchmarks.load import load_benchmark
+from knockout.config.file import load_sweep
 from knockout.engines.open import choose_kind
 from knockout.errors import UsageError
 from knockout.grading.registry import find_grader
 from knockout.ledger import Ledger
 from knockout.registry import Registry
+from knockout.sweep.run import run_sweep
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 DOC = {"question": "Who proved it?", "name": "Noether"}
@@ -111,29 +113,16 @@ def test_an_engine_of_a_package_runs_a_sweep(tmp_path: Path) -> None:
     """Every token and every divergence step is what the transformers engine gives."""
     install(tmp_path, "An engine")
     path = sweep_file(tmp_path, n_problems=6, audit=0.5)
-    for kind in ("plain", "transformers"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "knockout",
-                "run",
-                path.name,
-                "--out",
-                kind,
-                "--set",
-                f"engine.kind={kind}",
-            ],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PAGE.parents[1])]),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+    done = subprocess.run(
+        [sys.executable, "-m", "knockout", "run", path.name, "--out", "plain", "engine.kind=plain"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PAGE.parents[1])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    run_sweep(load_sweep(path, ["engine.kind=transformers"]), tmp_path / "transformers")
     found = [
         json.loads((tmp_path / k / "summary.json").read_text()) for k in ("plain", "transformers")
     ]

@@ -167,11 +167,11 @@ def test_a_grade_depends_on_record_and_response_alone(tmp_path: Path) -> None:
     path = DATA / "ifeval.jsonl"
     if not path.is_file():
         pytest.skip(f"{path} is not here")
-    records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    records = [json.loads(line) for line in path.read_text("utf-8").splitlines()[::3]]
     found = _in_two_processes(records, tmp_path)
     assert len(found) == len(records) * len(RESPONSES)
     assert 0 < sum(found.values()) < len(found)
-    assert [check_doc(record) for record in records[::9] if check_doc(record)] == []
+    assert [check_doc(record) for record in records[::3] if check_doc(record)] == []
 
 
 def test_what_a_record_leaves_out_is_drawn_from_the_record(tmp_path: Path) -> None:
