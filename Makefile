@@ -15,8 +15,10 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 # Idle OpenMP threads sleep instead of spinning: on few or shared cores spinning costs several times.
 export OMP_WAIT_POLICY ?= passive
 
-# Two test modules at a time; an engine starts once a module.
-IN_PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three test modules at a time, as those that wait for other processes leave two cores idle; an engine
+# starts once a module. One thread each: more of them only wait for each other.
+IN_PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
+test test-fast: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint ranges format bench clean browser
