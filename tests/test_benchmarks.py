@@ -140,6 +140,9 @@ def test_an_unknown_task_and_a_broken_file_are_told(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("task: [")
     with pytest.raises(UsageError, match=r"knockout_ifeval.*\n.*broken\.yaml cannot be read"):
         load_benchmark("knockout_ifevall", include_path=tmp_path)
+    # A word that many of lm-eval's own files mention.
+    with pytest.raises(UsageError, match="no benchmark 'words'"):
+        load_benchmark("words")
 
 
 def test_a_task_of_lm_eval_is_graded_by_itself() -> None:

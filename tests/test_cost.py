@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from scipy.integrate import trapezoid
 
-from knockout.sweep.cost import cost_from_frequency, cost_from_trajectories, rates_of
+from knockout.sweep.cost import (
+    cost_from_frequency,
+    cost_from_trajectories,
+    rates_of,
+    with_pairs,
+)
 
 RNG = np.random.default_rng(0)
 TRAJECTORIES = [RNG.integers(0, 12, n) for n in (0, 1, 7, 30, 55, 80)]
@@ -70,3 +75,33 @@ def test_frequencies_against_simulated_occurrences() -> None:
         assert abs(cost.tokens[c] - left.mean()) <= error
         assert abs(cost.forks[c] - (counts > 0).mean()) <= 4 * 0.5 / np.sqrt(n)
     assert (np.diff(cost.tokens) > 0).all()
+
+
+def test_pairs_against_simulated_forks_of_forks() -> None:
+    """A language of independent words: each fork draws its rest anew, without what it bans."""
+    rng = np.random.default_rng(2)
+    share = np.array([0.005, 0.0125, 0.0025, 0.001, 0.979])
+    bans, pairs = [(0,), (1,), (2, 3)], {3: (0, 1), 4: (0, 2), 5: (1, 2)}
+    n, length = 2000, 200
+    baselines = [rng.choice(5, length, p=share) for _ in range(n)]
+    generated = dict.fromkeys(pairs, 0.0)
+    for baseline in baselines:
+        first = [next(iter(np.flatnonzero(np.isin(baseline, ban))), length) for ban in bans]
+        for pair, (one, other) in pairs.items():
+            banned, later = (one, other) if first[one] < first[other] else (other, one)
+            start = first[banned]
+            left = np.where(np.isin(np.arange(5), bans[banned]), 0, share)
+            rest = rng.choice(5, length - start, p=left / left.sum())
+            at = np.flatnonzero(np.isin(rest, bans[later]))
+            generated[pair] += (len(rest) - at[0]) / n if len(at) else 0.0
+    unions = [tuple(bans[a] + bans[b]) for a, b in pairs.values()]
+    alone = cost_from_trajectories(baselines, [*bans, *unions], truncates=False)
+    found = with_pairs(alone, pairs)
+    assert found.tokens[:3].tolist() == alone.tokens[:3].tolist()
+    assert found.forks.tolist() == alone.forks.tolist()
+    rates = rates_of(baselines, [*bans, *unions])
+    frequencies = with_pairs(cost_from_frequency(rates, length), pairs)
+    for pair, tokens in generated.items():
+        assert found.tokens[pair] == pytest.approx(tokens, rel=0.1)
+        assert frequencies.tokens[pair] == pytest.approx(tokens, rel=0.1)
+        assert alone.tokens[pair] > 1.5 * tokens

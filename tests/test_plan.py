@@ -125,6 +125,37 @@ def test_from_an_earlier_run(sweep: Path, tmp_path: Path, plan: Plan) -> None:
     assert (code, "no run here" in errors) == (2, True)
 
 
+def test_pairs_are_planned_as_forks_of_forks(sweep: Path, tmp_path: Path, plan: Plan) -> None:
+    """From a run of the eight alone; then a run with their pairs."""
+    from knockout.config.file import load_sweep
+    from knockout.sweep.run import run_sweep
+
+    words = ", ".join(f"w{n}" for n in (8, 52, 55, 1, 20, 33, 41, 12))
+    common = ["limit=10", "seeds=1", "sampling={temperature: 0.8, top_p: 0.9, max_tokens: 60}"]
+    alone = [*common, f"candidates={{strings: [{words}]}}"]
+    both = [*common, f"candidates={{strings: [{words}], pairs: all}}"]
+    run_sweep(load_sweep(sweep, alone), tmp_path / "run")
+    code, out, errors = plan(sweep, *both, "--json", "--baseline", tmp_path / "run")
+    assert code == 0, errors
+    (planned,) = json.loads(out)["benchmarks"]
+    run_sweep(load_sweep(sweep, both), tmp_path / "both")
+    with Ledger.open(tmp_path / "both" / "run.db") as ledger:
+        names = [c.name for c in ledger.candidates if c.group != "canary"]
+        members = [c for c, one in enumerate(ledger.candidates) if one.members]
+        assert (len(names), len(members)) == (8 + 28, 28)
+        (baselines,) = ledger.query("SELECT SUM(n_tokens) FROM cell")[0]
+        forks = ledger.query("SELECT candidate, n_tokens, step, shared FROM fork")
+    canary = {n for n, c in enumerate(ledger.candidates) if c.group == "canary"}
+    asked = [row for row in forks if row[0] not in canary]
+    pairs = [row for row in asked if row[0] in members]
+    generated = sum(n - shared for _, n, _, shared in pairs)
+    alone_tokens = sum(n - shared for c, n, _, shared in asked if c not in members)
+    assert generated > alone_tokens
+    assert sum(n - step for _, n, step, _ in pairs) > 2 * generated
+    assert planned["tokens"] - baselines - alone_tokens == pytest.approx(generated, rel=0.15)
+    assert planned["forks"] == pytest.approx(len(asked), rel=0.05)
+
+
 @pytest.mark.parametrize("option", ["--tokens-per-s", "--per", "--mean-tokens"])
 def test_nonsense_is_refused(sweep: Path, plan: Plan, option: str) -> None:
     code, _, errors = plan(sweep, option, 0)

@@ -100,7 +100,8 @@ def find_leaves(
         if not more:
             break
         folders = sorted({*folders, *more})
-    if len(folders) > 1 and manager.task_index[name].kind is Kind.TAG:
+    known = manager.task_index.get(name)
+    if len(folders) > 1 and known is not None and known.kind is Kind.TAG:
         # Each folder would take the tag from the one before.
         manager = stock.TaskManager(include_path=[str(p) for p in paths], include_defaults=True)
         found = list(leaves_of(name, manager.task_index, {}))

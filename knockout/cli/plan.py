@@ -69,7 +69,8 @@ def plan(
 ) -> None:
     """Predicts cells, forks, tokens, hours, and the smallest effect that can be seen."""
     from knockout.config.file import load_sweep
-    from knockout.sweep.plan import Assumptions, forecast, rates_from_file, read_baselines
+    from knockout.sweep.earlier import read_baselines
+    from knockout.sweep.plan import Assumptions, forecast, rates_from_file
     from knockout.sweep.prepare import prepare
 
     if (
@@ -79,13 +80,14 @@ def plan(
     ):
         raise UsageError("--tokens-per-s, --per and --mean-tokens must be above 0")
     prepared = prepare(load_sweep(sweep, all_sets(sets, overrides, limit)))
-    bans = [c.token_ids for c in prepared.plan.candidates if c.group != "canary"]
+    candidates = prepared.plan.candidates
+    bans = [c.token_ids for c in candidates if c.group != "canary"]
     rates = None
     if frequencies is not None:
         rates = rates_from_file(frequencies, frequency_column, ids_column, per, bans)
     speed = tokens_per_s or (1000.0 if shutil.which("nvidia-smi") else 100.0)
     assumed = Assumptions(mean_tokens, pass1, speed, correlation, rates)
-    known = read_baselines(baseline) if baseline is not None else None
+    known = read_baselines(baseline, candidates) if baseline is not None else None
     found = forecast(prepared, assumed, known)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))

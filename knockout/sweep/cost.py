@@ -9,13 +9,13 @@ Neither source shows that share, so it enters as a measured number, `SUPPORT_MOV
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Cost", "cost_from_frequency", "cost_from_trajectories", "rates_of"]
+__all__ = ["Cost", "cost_from_frequency", "cost_from_trajectories", "rates_of", "with_pairs"]
 
 Floats = NDArray[np.float64]
 
@@ -100,6 +100,28 @@ def cost_from_frequency(rates: ArrayLike, length: float) -> Cost:
     forks = -np.expm1(-rate)
     share = 1.0 - np.where(rate > 0, forks / np.where(rate > 0, rate, 1.0), 1.0)
     return Cost(forks, share * length, length)
+
+
+def with_pairs(cost: Cost, members: Mapping[int, tuple[int, int]]) -> Cost:
+    """Lets pairs start where they leave the fork of a member, instead of the baseline.
+
+    A pair leaves the fork of the member that matters first where the other one first matters. That
+    fork's rest is taken to be like the baseline's, so the pair generates what follows the later of
+    the two steps: T − max(a, b) = (T − a) + (T − b) − (T − min(a, b)), the tokens of both members
+    less those of the union banned from the baseline on.
+
+    Args:
+        cost: As if all candidates left the baseline.
+        members: For each pair the places of its members.
+
+    Returns:
+        The same with the tokens of the pairs lowered. Shares are still of cells in which a candidate
+        leaves the baseline.
+    """
+    tokens = cost.tokens.copy()
+    for pair, (one, other) in members.items():
+        tokens[pair] = max(0.0, cost.tokens[one] + cost.tokens[other] - cost.tokens[pair])
+    return replace(cost, tokens=tokens)
 
 
 def first_pick(tokens: NDArray[np.int64], bans: Sequence[Sequence[int]]) -> NDArray[np.int64]:

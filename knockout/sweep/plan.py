@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from knockout.errors import UsageError
 from knockout.stats.interval import equivalence_margin, resolution
-from knockout.stats.paired import pair
 from knockout.stats.power import (
     CORRELATION,
     SPREAD,
@@ -21,18 +20,23 @@ from knockout.stats.power import (
     mde,
     never_rising,
     reachable,
-    seed_correlation,
 )
-from knockout.sweep.cost import Cost, cost_from_frequency, cost_from_trajectories
+from knockout.sweep.cost import (
+    Cost,
+    cost_from_frequency,
+    cost_from_trajectories,
+    with_pairs,
+)
+from knockout.sweep.earlier import Baselines
 from knockout.sweep.racing import race_warnings
 
 if TYPE_CHECKING:
     from knockout.config.sweep import Sweep
-    from knockout.ledger.grades import GradeCube
     from knockout.sweep.owed import PlannedBenchmark
     from knockout.sweep.prepare import Prepared
+    from knockout.tokens.candidates import Candidate
 
-__all__ = ["SEEDS", "Assumptions", "BenchmarkForecast", "Forecast", "forecast", "read_baselines"]
+__all__ = ["SEEDS", "Assumptions", "BenchmarkForecast", "Forecast", "forecast"]
 
 SEEDS = tuple(range(1, 17))
 
@@ -184,61 +188,6 @@ class Forecast:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Baselines:
-    """Baselines of an earlier run, for one benchmark.
-
-    Attributes:
-        trajectories: Token ids of each.
-        right: (P,) right answers of the problems that have every seed.
-        n_seeds: Seeds of those.
-        correlation: Of a problem's differences on two seeds, over all knockouts of that run; None
-            if none differs, or with one seed.
-    """
-
-    trajectories: list[NDArray[np.int32]]
-    right: NDArray[np.int64]
-    n_seeds: int
-    correlation: float | None
-
-
-def read_baselines(directory: Path) -> dict[str, Baselines]:
-    """Reads the baselines of a run directory, by benchmark.
-
-    Raises:
-        UsageError: It has none.
-    """
-    from knockout.ledger import Ledger, grade_cubes
-
-    found: dict[str, Baselines] = {}
-    with Ledger.open(directory / "run.db") as ledger:
-        keys, _ = ledger.decided()
-        for b, cube in enumerate(grade_cubes(ledger)):
-            # A race may have ended before its last seed.
-            baseline = cube.baseline[:, (cube.baseline >= 0).any(axis=0)]
-            whole = (baseline >= 0).all(axis=1)
-            trajectories = [ledger.trajectory(key) for key in keys if key.benchmark == b]
-            if trajectories and whole.any():
-                right = baseline[whole].sum(axis=1).astype(np.int64)
-                found[cube.benchmark] = Baselines(
-                    trajectories, right, baseline.shape[1], _correlation(cube)
-                )
-    if not found:
-        raise UsageError(f"{directory}: this run has no finished baselines to plan from")
-    return found
-
-
-def _correlation(cube: GradeCube) -> float | None:
-    """Seed correlation of the knockouts that differ somewhere, weighted by how much they do."""
-    if not cube.candidates:
-        return None
-    pairs = pair(cube.baseline, cube.knockout)
-    weight = (pairs.won + pairs.lost).sum(axis=1).astype(float)
-    if cube.baseline.shape[1] < 2 or not weight.any():
-        return None
-    return float(np.average(seed_correlation(pairs), weights=weight))
-
-
 def forecast(
     prepared: Prepared, assumed: Assumptions, baselines: dict[str, Baselines] | None = None
 ) -> Forecast:
@@ -256,7 +205,7 @@ def forecast(
         benchmarks=tuple(
             _one(
                 benchmark,
-                [c.token_ids for c in hypotheses],
+                hypotheses,
                 sweep,
                 assumed,
                 (baselines or {}).get(benchmark.name),
@@ -283,11 +232,12 @@ def forecast(
 
 def _one(
     benchmark: PlannedBenchmark,
-    bans: list[tuple[int, ...]],
+    candidates: list[Candidate],
     sweep: Sweep,
     assumed: Assumptions,
     known: Baselines | None,
 ) -> BenchmarkForecast:
+    bans = [c.token_ids for c in candidates]
     n = len(benchmark.problems)
     cells = n * benchmark.n_seeds
     if known is not None:
@@ -307,6 +257,9 @@ def _one(
             source = "bound"
             cost = Cost(np.ones(len(bans)), np.full(len(bans), length), length)
         shares = cost.forks * 2 * assumed.pass1 * (1 - assumed.pass1)
+    cost = with_pairs(cost, _members(candidates))
+    if known is not None:
+        cost = known.seen_cost(candidates, cost)
     share = float(shares.mean()) if len(bans) else 0.0
     scratch = cells * cost.length * (1 + len(bans))
     forked = sweep.strategy == "fork"
@@ -356,6 +309,16 @@ def _one(
         margin_usual=equivalence_margin(n, square, rule.alpha),
         square=square,
     )
+
+
+def _members(candidates: list[Candidate]) -> dict[int, tuple[int, int]]:
+    """For each pair the places of its members."""
+    place = {c.name: n for n, c in enumerate(candidates)}
+    return {
+        n: (place[c.members[0]], place[c.members[1]])
+        for n, c in enumerate(candidates)
+        if c.members and place.keys() >= set(c.members)
+    }
 
 
 def rates_from_file(
