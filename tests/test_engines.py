@@ -193,16 +193,18 @@ def test_it_says_where_watched_interventions_leave(
         plain = run(engine, [base])["w"].tokens.tolist()
         kinds = sorted(set(plain))
         watch = tuple(
-            [ban((t,)) for t in (*kinds, *range(300, 340))]
+            [ban((t,)) for t in kinds]
             + [ban((*kinds[:2], 40000)), Intervention("penalty", tuple(kinds), strength=2.0)]
             + [Intervention("replace", (kinds[0],), replacement=kinds[1], first_step=3)]
+            + [ban((t,)) for t in range(300, 340)]
         )
         (told,) = run(engine, [replace(base, watch=watch)]).values()
         assert told.tokens.tolist() == plain
         assert told.changes is not None
         assert told.early is not None
         assert not told.early.any()
-        runs = [replace(base, key=str(w), intervention=one) for w, one in enumerate(watch)]
+        # Of the last forty, eight will do.
+        runs = [replace(base, key=str(w), intervention=one) for w, one in enumerate(watch[:-32])]
         for w, other in ((int(k), c.tokens.tolist()) for k, c in run(engine, runs).items()):
             truth = [t for t, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b]
             assert told.changes[w] == (truth[0] if truth else -1), (sampling, watch[w])
@@ -409,15 +411,20 @@ def test_forks_find_their_prefix_in_the_cache(engine: VllmEngine, bases: list[Re
     assert after["cached_tokens"] - before["cached_tokens"] >= 32
 
 
-def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ...]]) -> None:
-    """vLLM's other model runner, interpreted on the CPU, in a process of its own."""
+def test_v2_makes_the_same_picks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """vLLM's other model runner, interpreted on the CPU, in a process of its own.
+
+    The interpreter takes its time for each block of a vocabulary, so the model has a small one.
+    """
     pytest.importorskip("triton")
-    prompt = prompts[1][-12:]
-    base = Request(key="base", prompt=prompt, seed=3, sampling=NUCLEUS, max_tokens=4)
+    folder = str(tiny_model(tmp_path_factory.mktemp("v2"), head_dim=32))
+    engine = TransformersEngine(folder, max_model_len=64, device="cpu")
+    base = Request(key="base", prompt=(5, 6, 7), seed=3, sampling=NUCLEUS, max_tokens=6)
     greedy = replace(base, key="greedy", sampling=GREEDY)
     found = run(engine, [base, greedy])
     tokens = found["base"].tokens.tolist()
-    watched = sorted({*tokens, 300, 400})
+    assert tokens[2] not in tokens[:2]
+    watched = sorted({*tokens, 250, 260})
     requests = [
         replace(base, watch=tuple(ban((token,)) for token in watched)),
         greedy,
@@ -426,9 +433,10 @@ def test_v2_makes_the_same_picks(engine: VllmEngine, prompts: list[tuple[int, ..
         replace(base, key="fork", intervention=banning((tokens[2],)), prefix=tuple(tokens[:2])),
     ]
     expected = run(engine, requests)
+    engine.close()
     script = Path(__file__).with_name("v2_engine.py")
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), folder],
         input=json.dumps(
             [
                 {

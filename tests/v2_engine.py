@@ -1,7 +1,7 @@
 """Runs vLLM's Model Runner V2 on a CPU under Triton's interpreter; started by test_engines.py.
 
-Reads requests as JSON from the standard input and writes the completions' tokens to the standard
-output. vLLM itself does not support this combination: the stand-ins below are what it takes.
+The argument is the model. Reads requests as JSON from the standard input and writes the completions'
+tokens to the standard output. vLLM itself does not support this combination: the stand-ins below are what it takes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
         )
         for r in json.load(sys.stdin)
     ]
-    engine = VllmEngine("smollm2-135m", max_model_len=64, max_num_seqs=8, kv_cache_gib=0.25)
+    engine = VllmEngine(sys.argv[1], max_model_len=64, max_num_seqs=8, kv_cache_gib=0.25)
     found = as_json(generate(engine, requests))
     runner = engine.info.runner
     engine.close()
