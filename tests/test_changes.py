@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from oracles import gumbel_plain
@@ -26,6 +26,7 @@ SAMPLINGS = [
     Sampling(2.0, top_p=0.99),
     Sampling(0.7, top_k=3),
     Sampling(0.7, top_k=1),
+    Sampling(0.8, top_p=0.9, top_k=100_000),  # more than the vocabulary
     Sampling(0.7, top_p=0.4, top_k=5, min_p=0.1),
     Sampling(1.0),
     Sampling(0.0),
@@ -143,6 +144,7 @@ def random_interventions(
     st.lists(st.tuples(st.sampled_from(SAMPLINGS), st.sampled_from(KINDS)), min_size=1, max_size=4),
     st.sampled_from([3, 17, 90]),
 )
+@example(39116, [(SAMPLINGS[0], "normal"), (SAMPLINGS[0], "holes")], 17)  # top_k beyond V
 def test_it_says_what_picking_again_says(
     seed: int, kinds: list[tuple[Sampling, str]], width: int
 ) -> None:

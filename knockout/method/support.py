@@ -60,8 +60,10 @@ class Top:
         self.log_min_p = rows.log_min_p[index]
         self.limited = (self.top_k > 0) & (self.top_k < self.width)
         self.unlimited = ~self.limited & (self.log_min_p == -math.inf)
-        self.may_be_unlimited, self.any_nucleus = rows.has_open_top, rows.has_nucleus
-        if rows.has_open_top:
+        # A top_k of the whole vocabulary or more limits nothing.
+        self.may_be_unlimited = rows.has_open_top or length == self.width
+        self.any_nucleus = rows.has_nucleus
+        if self.may_be_unlimited:
             # The same sum however long the list is, so that a pick never depends on its batch.
             x = part.to(torch.float64) / self._temperature[:, None]
             self.total = (x - self.x[:, :1]).exp_().sum(dim=1)
