@@ -31,9 +31,6 @@ __all__ = ["main"]
 
 RESULTS = Path("results/known-truth")
 WORK = Path("runs/known-truth")
-ALONE = ("wait", "guess", "so + thus")
-"""Candidates whose Δ is measured a second time, every trajectory from its first token."""
-
 ERROR = 0.002
 """Standard error of the truth; a candidate above it gets more cells."""
 
@@ -47,8 +44,8 @@ def main(*arguments: str) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--truth", type=int, default=24_000, help="problems of the truth")
     parser.add_argument("--alone", type=int, default=6_000)
-    parser.add_argument("--wide", type=int, default=6_000, help="problems × 4 seeds")
-    parser.add_argument("--deep", type=int, default=480, help="problems × 16 seeds; 0: none")
+    parser.add_argument("--wide", type=int, default=50_000, help="problems × 3 seeds")
+    parser.add_argument("--deep", type=int, default=3_000, help="problems × 16 seeds; 0: none")
     parser.add_argument("--kinds", nargs="*", help="sweeps, confirmations, pairs, races")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sweeps", type=int, default=100, help="of each size")
@@ -70,7 +67,9 @@ def _truth(given: argparse.Namespace) -> None:
     _sharpen(differences, given)
     table = _effects(cells, language, differences)
     checks = []
-    for name in ALONE:
+    roles = language.roles()
+    # Measured a second time, every trajectory from its first token.
+    for name in (roles["marker"][0], roles["guess"][0], " + ".join(roles["finisher"][:2])):
         index = list(sets).index(name)
         slug = name.replace(" + ", "-")
         job = Job(f"alone-{slug}", given.model, seed=2001, n=given.alone, only=name)
@@ -144,8 +143,8 @@ def _effects(
 def _trial(given: argparse.Namespace) -> None:
     sets = candidate_sets(load_language(given.model / "language.json"))
     truth = pd.read_csv(given.out / "truth.csv")
-    wide_job = Job("wide", given.model, seed=11, n=given.wide, repeats=4, coupled=True)
-    wide = Table(run(wide_job, given.work, given.processes), 4, sets)
+    wide_job = Job("wide", given.model, seed=11, n=given.wide, repeats=3, coupled=True)
+    wide = Table(run(wide_job, given.work, given.processes), 3, sets)
     tables = [(wide, [Size(100, 3), Size(500, 1), Size(500, 3)])]
     if given.deep:
         deep_job = Job("deep", given.model, seed=12, n=given.deep, repeats=16, coupled=True)
@@ -163,9 +162,9 @@ def _trial(given: argparse.Namespace) -> None:
 
     plans = {
         "sweeps": {table.shape[1]: sizes for table, sizes in tables},
-        "confirmations": {4: [Size(500, 1)], 16: [Size(30, 8)]},
-        "pairs": {4: [Size(500, 1)]},
-        "races": {4: [Size(500, 3)], 16: [Size(30, 16)]},
+        "confirmations": {3: [Size(500, 1)], 16: [Size(30, 8)]},
+        "pairs": {3: [Size(500, 1)]},
+        "races": {3: [Size(500, 3)], 16: [Size(30, 16)]},
     }
     kinds = given.kinds or list(plans)
     records = {kind: judged(kind, plans[kind]) for kind in kinds}

@@ -157,8 +157,9 @@ def decode(
     fork_tokens, knockout_tokens = (np.zeros((len(candidates), n), np.int16) for _ in range(2))
 
     start = prompt.shape[1]
-    shape = (model.layers, 2, 3 * n, model.heads, start + LONGEST, model.size)
-    cache = torch.empty(shape)  # a position is read only after it was written
+    shape = (model.layers, 2, 6 * n, model.heads, start + LONGEST, model.size)
+    # A position is read only after it was written, and memory that is never written costs nothing.
+    cache = torch.empty(shape)
     cell = torch.arange(n)
     owner = torch.full((n,), len(candidates) if from_scratch is None else from_scratch)
     born = torch.zeros(n, dtype=torch.int64)

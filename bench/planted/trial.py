@@ -2,8 +2,7 @@
 
 Our arm: coupled seeds, forks. The published protocol: every knockout a full run with seeds of its
 own, called by the nominal rule, on as many cells as the same number of generated tokens pays for.
-Within a sweep no problem comes twice; sweeps of one size share problems where the table is smaller
-than all of them together, which leaves shares unbiased.
+Sweeps of one size share no problem, so they are independent of each other.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from bench.planted.decode import Cells
 from bench.planted.sample import BENCHMARK
 from knockout.config.sweep import VerdictRule
+from knockout.errors import UsageError
 from knockout.ledger.grades import GradeCube
 from knockout.method.interventions import ban
 from knockout.tokens.candidates import Candidate
@@ -66,13 +66,18 @@ class Table:
         """(problems, seeds)."""
         return self.baseline.shape[0], self.baseline.shape[1]
 
-    def draw(self, size: Size, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Problems and seeds of a sweep."""
-        problems, seeds = self.shape
-        return (
-            rng.choice(problems, size.problems, replace=False),
-            rng.choice(seeds, size.seeds, replace=False),
-        )
+    def draw(
+        self, size: Size, index: int, rng: np.random.Generator
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Problems of the sweep of that index, which no other index has, and seeds."""
+        first = index * size.problems
+        if first + size.problems > self.shape[0]:
+            raise UsageError(
+                f"{self.shape[0]:,} problems are {self.shape[0] // size.problems} sweeps of "
+                f"{size.problems} that share none; sample more, or name fewer --sweeps"
+            )
+        problems = np.arange(first, first + size.problems)
+        return problems, rng.choice(self.shape[1], size.seeds, replace=False)
 
     def cube(self, which: Sequence[int], problems: NDArray[Any], seeds: NDArray[Any]) -> GradeCube:
         """The grades of a coupled sweep."""
@@ -125,7 +130,7 @@ def sweeps(table: Table, size: Size, indexes: Sequence[int], seed: int) -> Itera
     """A record per sweep, arm and candidate."""
     for index in indexes:
         rng = np.random.default_rng([seed, size.problems, size.seeds, index])
-        problems, seeds = table.draw(size, rng)
+        problems, seeds = table.draw(size, index, rng)
         spent, full = table.tokens_of(problems, seeds)
         affordable = min(size.problems, max(2, int(spent / full)))
         arms = {
@@ -157,7 +162,7 @@ def pairs_found(
     """Whether a pair is called a pillar, while neither member is called at all."""
     for index in indexes:
         rng = np.random.default_rng([seed, 1, size.problems, size.seeds, index])
-        problems, seeds = table.draw(size, rng)
+        problems, seeds = table.draw(size, index, rng)
         singles = build_verdicts([table.cube(table.singles, problems, seeds)], _RULE)
         pairs = build_verdicts([table.cube(table.pairs, problems, seeds)], _RULE)
         alone = dict(zip(singles["candidate"], singles["verdict_fdr"], strict=True))
@@ -197,7 +202,7 @@ def races(table: Table, size: Size, indexes: Sequence[int], seed: int) -> Iterat
     """Adaptive sweeps: what is settled after which round, and what they generate."""
     for index in indexes:
         rng = np.random.default_rng([seed, 2, size.problems, size.seeds, index])
-        problems, seeds = table.draw(size, rng)
+        problems, seeds = table.draw(size, index, rng)
         cube = table.cube(table.singles, problems, seeds)
         settled = settle_cube(cube, size.seeds, _RULE, max_rounds=size.seeds, futility=0.05)
         played = np.arange(size.seeds)[None, None, :] < settled.rounds[:, None, None]
@@ -220,7 +225,7 @@ def confirmations(
     """What one sweep calls, measured again on the same problems with as many fresh seeds."""
     for index in indexes:
         rng = np.random.default_rng([seed, 3, size.problems, size.seeds, index])
-        problems, seeds = table.draw(Size(size.problems, 2 * size.seeds), rng)
+        problems, seeds = table.draw(Size(size.problems, 2 * size.seeds), index, rng)
         first, fresh = (
             build_verdicts([table.cube(table.singles, problems, part)], _RULE)
             for part in (seeds[: size.seeds], seeds[size.seeds :])

@@ -117,8 +117,8 @@ class EngineSettings(_Model):
     """Number format of weights and activations; `auto`: float32 on a CPU, else the checkpoint's."""
     max_model_len: Count | None = outputs(None)
     """Longest prompt plus trajectory, in tokens; null for what the model allows."""
-    max_num_seqs: Count = handling(64)
-    """Trajectories generated at once."""
+    max_num_seqs: Count | None = handling(None)
+    """Trajectories generated at once; null for the engine's own: 256 for vLLM on a GPU, else 64."""
     gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] | None = handling(None)
     """Share of GPU memory that vLLM may take; null for the engine's choice."""
     tensor_parallel_size: Count | None = handling(None)

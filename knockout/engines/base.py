@@ -114,7 +114,8 @@ class EngineInfo:
         eos_ids: Token ids that end a trajectory.
         max_model_len: Longest prompt plus trajectory, in tokens.
         versions: Distribution name to version.
-        settings: Engine settings that may change rounding, for the record.
+        settings: Engine settings that may change rounding, for the record; `max_num_seqs`, the requests
+            that run at once, also says how many to hand over (64 where it is missing).
     """
 
     kind: str

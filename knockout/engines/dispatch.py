@@ -65,6 +65,7 @@ class Dispatch:
         served: Requests that each engine finished.
         n_lost: Engines that died.
         n_moved: Requests that were given to another engine than their home.
+        places: Requests that an engine runs at once.
     """
 
     def __init__(self, n_engines: int, places: int, limits: Limits | None = None) -> None:
@@ -77,7 +78,7 @@ class Dispatch:
         """
         self.served = [0] * n_engines
         self.n_lost = self.n_moved = 0
-        self._places = places
+        self.places = places
         self._limits = limits or Limits()
         self._lanes = [_Lane() for _ in range(n_engines)]
         self._new: deque[Request] = deque()
@@ -168,14 +169,14 @@ class Dispatch:
             return [] if lane.running else self._suspects_of(lane)
         batch: list[Request] = []
         # Some beyond its places, so that a free one is filled within a turn.
-        free = self._places + self._places // 8 + 1 - len(lane.running)
+        free = self.places + self.places // 8 + 1 - len(lane.running)
         while len(batch) < free and lane.waiting:
             batch.append(lane.waiting.popleft())
         for _ in range(min(free - len(batch), self._share(lane, len(batch)), len(self._new))):
             request = self._new.popleft()
             self._settle(request, n)
             batch.append(request)
-        if not batch and len(lane.running) < max(1, self._places // 2):
+        if not batch and len(lane.running) < max(1, self.places // 2):
             batch = self._taken_from_the_busiest(free) or self._taken_from_the_dead(lane)
         return batch
 
@@ -195,7 +196,7 @@ class Dispatch:
         """The next group of those that ran in as many engines that died."""
         suspects = lane.suspects
         deaths = self._deaths[suspects[0].key]
-        size = max(1, self._places >> 2 * (deaths - self._limits.suspect_after + 1))
+        size = max(1, self.places >> 2 * (deaths - self._limits.suspect_after + 1))
         group: list[Request] = []
         while suspects and len(group) < size and self._deaths[suspects[0].key] == deaths:
             group.append(suspects.popleft())

@@ -119,7 +119,7 @@ class RayEngine:
             data_parallel: Number of engines; as many as there are GPUs for by default.
             address: Of a cluster ("auto", "HOST:PORT", "ray://HOST:PORT"); by default the one that
                 `RAY_ADDRESS` names, else one is started on this machine.
-            max_num_seqs: Requests that each of them runs at once; 64 by default.
+            max_num_seqs: Requests that each of them runs at once; the engine's own number by default.
             tensor_parallel_size: GPUs of one engine.
             device: "cpu" keeps transformers engines away from the cluster's GPUs.
             trust_remote_code: Whether code that comes with the model may run.
@@ -160,20 +160,20 @@ class RayEngine:
             options = dict(settings.get("options") or {})
             options.setdefault("distributed_executor_backend", "ray")
             self._settings["options"] = options
-        places = max_num_seqs or 64
         try:
             self.n_engines = engines_that_fit(data_parallel, self._gpus, cluster)
             own = self._began_ray and not (address or os.environ.get("RAY_ADDRESS"))
             self._cpus = max(1, int(cluster.get("CPU", 1)) // self.n_engines) if own else 1
-            self._dispatch = Dispatch(self.n_engines, places, limits)
+            self._dispatch = Dispatch(self.n_engines, max_num_seqs or 64, limits)
             self._replicas = [self._start() for _ in range(self.n_engines)]
             info = self._wait_for_all()
+            self._dispatch.places = int(info.settings.get("max_num_seqs", self._dispatch.places))
             self.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
         except BaseException:
             self.close()
             raise
         versions = {**info.versions, "ray": str(ray.__version__)}
-        shape = {"data_parallel": self.n_engines, "max_num_seqs": places}
+        shape = {"data_parallel": self.n_engines, "max_num_seqs": self._dispatch.places}
         self._first = info
         self.info = replace(
             info, model=model, versions=versions, settings={**info.settings, **shape}

@@ -84,7 +84,7 @@ class TransformersEngine:
             model: Name, folder or hub name (see `models.resolve_model`).
             dtype: "auto" is float32 on a CPU, the checkpoint's own elsewhere.
             max_model_len: Longest prompt plus trajectory; the model's own limit by default.
-            max_num_seqs: Requests that run at once; 32 by default.
+            max_num_seqs: Requests that run at once; 64 by default.
             device: For example "cpu" or "cuda"; a GPU if there is one.
             options: Further arguments of `from_pretrained`, by name.
             trust_remote_code: Whether code that comes with the model may run.
@@ -124,7 +124,7 @@ class TransformersEngine:
         self._plain = bool(layers) and all(
             type(layer) is cache_utils.DynamicLayer for layer in layers
         )
-        self._max_num_seqs = max_num_seqs or 32
+        self._max_num_seqs = max_num_seqs or 64
         self._waiting: deque[Trajectory] = deque()
         self._groups: list[_Group] = []
         self._done: list[Completion] = []

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knockout.method.sampling import Rows, gumbel, pick
+from knockout.method.sampling import Rows, gumbel, pick, split_rows
 from knockout.method.support import Top
 
-__all__ = ["Watched", "bans_that_change", "changes", "shift_"]
+__all__ = ["Watched", "bans_that_change", "changes", "in_parts", "shift_"]
 
 # Nucleus edges closer than this share of the mass are decided by picking again.
 _TIE = 1e-10
-# Rows of the whole vocabulary that are looked at together.
-_FULL_ROWS_AT_ONCE = 8
+# Entries of whole rows that are looked at together, each with some ten numbers beside it.
+_CPU_ENTRIES = 1 << 19
+_ACCELERATOR_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _bans(logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched:
     todo = _judge(logits, rows, positions, picks, watched, used, rows.prefix, found)
     if todo.shape[0]:
         open_rows = torch.unique(watched.row[todo])
-        for part in torch.split(open_rows, _FULL_ROWS_AT_ONCE):
+        for part in in_parts(open_rows, logits.shape[1]):
             mine = todo[torch.isin(watched.row[todo], part)]
             some = watched.take(mine)
             out = torch.zeros(len(some), dtype=torch.bool, device=logits.device)
@@ -235,7 +236,7 @@ def _picked_again(
     """Picks under each of the interventions, some rows at a time."""
     found = torch.zeros(len(watched), dtype=torch.bool, device=logits.device)
     everything = torch.arange(len(watched), device=logits.device)
-    for part in torch.split(everything, _FULL_ROWS_AT_ONCE):
+    for part in in_parts(everything, logits.shape[1]):
         some = watched.take(part)
         changed = logits[some.row]
         shift = torch.where(some.kind == 1, -some.strength, -math.inf)[some.entry]
@@ -243,6 +244,11 @@ def _picked_again(
         again = pick(changed, rows.take(some.row), positions[some.row], arbitrary=True)
         found[part] = again != picks[some.row]
     return found
+
+
+def in_parts(index: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Splits (n,) indices of rows of `width` that are each picked from again, or sorted whole."""
+    return split_rows(index, width, _CPU_ENTRIES, _ACCELERATOR_ENTRIES)
 
 
 def shift_(logits: Tensor, rows: Tensor, tokens: Tensor, shift: Tensor) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "mix64",
     "one_hot_",
     "pick",
+    "split_rows",
 ]
 
 # SplitMix64: the Weyl increment and the multipliers of its finaliser (Steele, Lea and Flood,
@@ -43,7 +44,8 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 # where top_k is off. A row whose support reaches the end of its list is done on the whole row.
 _TIE_ROOM = 16
 _OPEN_PREFIX = 512
-_FULL_ROWS_AT_ONCE = 8
+_CPU_ENTRIES = 1 << 18
+_ACCELERATOR_ENTRIES = 1 << 24
 
 
 class BadLogits(ValueError):
@@ -203,6 +205,15 @@ class Rows:
         return self.seeds.shape[0]
 
 
+def split_rows(index: Tensor, width: int, on_cpu: int, elsewhere: int) -> tuple[Tensor, ...]:
+    """Splits row indices (n,) so that rows of `width` have at most so many entries together.
+
+    On a CPU a part should stay in the cache; an accelerator wants few kernels, within its memory.
+    """
+    entries = on_cpu if index.device.type == "cpu" else elsewhere
+    return torch.split(index, max(1, entries // width))
+
+
 def ban_(logits: Tensor, rows: Tensor, tokens: Tensor) -> None:
     """Sets logits[rows[i], tokens[i]] to −∞, in place.
 
@@ -258,7 +269,8 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = Fal
         picks[rows.greedy] = part.argmax(dim=1)
         best[rows.greedy] = part.gather(1, picks[rows.greedy, None])[:, 0].float()
     if rows.open is not None:
-        for index in torch.split(rows.open, _FULL_ROWS_AT_ONCE):
+        width = logits.shape[1]
+        for index in split_rows(rows.open, width, _CPU_ENTRIES, _ACCELERATOR_ENTRIES):
             part = _take(logits, index)
             picks[index] = _pick_open(part, rows, index, positions[index])
             best[index] = part.amax(dim=1).float()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from knockout.errors import KnockoutError
-from knockout.method.changes import Watched, changes, shift_
+from knockout.method.changes import Watched, changes, in_parts, shift_
 from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
 from knockout.processors.layout import Scope, Seen, owned, seen
 from knockout.processors.names import FAILED, Differing
@@ -21,8 +21,6 @@ from knockout.processors.rules import Rule
 __all__ = ["Answer", "Batch", "mark_", "mark_failure_"]
 
 _GREEDY = Sampling(temperature=0)
-# Watched interventions that are picked again together, on rows of their own.
-_APART_AT_ONCE = 8
 
 
 class Batch:
@@ -229,7 +227,7 @@ class Batch:
         index = (~found.apart & active).nonzero()[:, 0]
         if index.shape[0]:
             differ[index] = changes(part, self._settings, positions, picks, watched.take(index))
-        for index in torch.split(found.apart.nonzero()[:, 0], _APART_AT_ONCE):
+        for index in in_parts(found.apart.nonzero()[:, 0], self._width):
             some = watched.take(index)
             again = raw[some.row]
             shift = torch.where(some.kind == 1, -some.strength, -math.inf)

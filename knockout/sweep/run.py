@@ -224,7 +224,7 @@ def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
 
             scheduler = Scheduler(
                 prepared.plan, ledger, engine, grader, prepared.tokenizer,
-                sweep.engine.max_num_seqs * (engine.n_engines if isinstance(engine, Several) else 1),
+                _at_once(engine),
                 observe,
             )  # fmt: skip
             with _stop_on_signal(scheduler):
@@ -235,6 +235,12 @@ def _work(prepared: Prepared, ledger: Ledger, tracking: Tracking) -> bool:
     finally:
         note_time()
         engine.close()
+
+
+def _at_once(engine: Engine) -> int:
+    """Requests that the engine runs at once; 64 where it does not say."""
+    each = int(engine.info.settings.get("max_num_seqs", 64))
+    return each * (engine.n_engines if isinstance(engine, Several) else 1)
 
 
 def _check_engine(engine: Engine, prepared: Prepared) -> None:
