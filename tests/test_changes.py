@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from oracles import gumbel_plain
 
-from knockout.method.changes import Watched, changes
+from knockout.method.changes import Watched, pick_watched
 from knockout.method.sampling import Rows, Sampling, pick
 
 Floats = NDArray[np.float64]
@@ -81,10 +81,12 @@ def lay_out(per_row: list[list[tuple[int, float, list[int]]]]) -> Watched:
     token = [t for one in every for t in one[2]]
     return Watched(
         torch.tensor(row),
+        torch.tensor([place for some in per_row for place in range(len(some))]),
         torch.tensor([one[0] for one in every]),
         torch.tensor([one[1] for one in every], dtype=torch.float64),
         torch.tensor(entry),
         torch.tensor(token),
+        max(map(len, per_row)),
     )
 
 
@@ -157,13 +159,13 @@ def test_it_says_what_picking_again_says(
     noise = noise_of(seeds, positions, width)
     rows, where = Rows(samplings, seeds), torch.tensor(positions)
     tensor = torch.from_numpy(logits)
-    picks = pick(tensor, rows, where)
+    picks, found = pick_watched(tensor, rows, where, lay_out(per_row))
+    assert picks.equal(pick(tensor, rows, where))
     want = [
         brute_pick(r.astype(np.float64), g, s)
         for r, g, s in zip(logits, noise, samplings, strict=True)
     ]
     assert picks.tolist() == want
-    found = changes(tensor, rows, where, picks, lay_out(per_row))
     assert found.tolist() == brute_changes(logits, noise, samplings, per_row)
 
 
@@ -186,12 +188,13 @@ def test_it_holds_where_the_vocabulary_is_wider_than_the_lists(sampling: Samplin
     samplings = [sampling] * len(kinds)
     rows, where = Rows(samplings, seeds), torch.tensor(positions)
     tensor = torch.from_numpy(logits)
-    picks = pick(tensor, rows, where)
-    found = changes(tensor, rows, where, picks, lay_out(per_row)).tolist()
+    picks, told = pick_watched(tensor, rows, where, lay_out(per_row))
+    found = told.tolist()
+    assert picks.equal(pick(tensor, rows, where))
     assert found == brute_changes(logits, noise, samplings, per_row)
     # Whatever else is in the batch changes nothing.
     for r, some in enumerate(per_row):
         one = torch.tensor([r])
-        alone = changes(tensor[one], rows.take(one), where[one], picks[one], lay_out([some]))
+        _, alone = pick_watched(tensor[one], rows.take(one), where[one], lay_out([some]))
         start = sum(map(len, per_row[:r]))
         assert alone.tolist() == found[start : start + len(some)]

@@ -12,7 +12,7 @@ from oracles import roll_many, support_plain
 from scipy import stats
 from test_changes import lay_out
 
-from knockout.method.changes import changes
+from knockout.method.changes import pick_watched
 from knockout.method.sampling import Rows, Sampling, cell_seed
 
 PROMPT = 5
@@ -62,10 +62,11 @@ def shared_prefixes(
     steps = torch.zeros(n, dtype=torch.int64)
     for t in range(len(baselines[0])):
         raw = np.array([model(tuple(b[:t])) for b in baselines], dtype=np.float32)
-        picks = torch.tensor([b[t] for b in baselines])
         rows, positions = Rows([sampling] * n, seeds), torch.full((n,), PROMPT + t)
         watched = lay_out([[(0, 0.0, list(ban))]] * n)
-        open_ &= ~changes(torch.from_numpy(raw), rows, positions, picks, watched)
+        picks, differ = pick_watched(torch.from_numpy(raw), rows, positions, watched)
+        assert picks.tolist() == [b[t] for b in baselines]
+        open_ &= ~differ
         steps += open_
     return [b[:step] for b, step in zip(baselines, steps.tolist(), strict=True)]
 

@@ -4,8 +4,8 @@ A ban never needs a second pick. Sorted by falling logit, the support of a row i
 the list, and so is the support under a ban (less the banned tokens): min_p, top_k and top_p only
 move its end. A banned winner changes the pick. Otherwise the winner loses its place only where
 the new end lies before it, or to a *beater*, a token behind the old end with a better score, that
-the new end lets in and the ban does not take out. So a ban is judged by where the end moves,
-found by bisection over the list with sums over the banned entries alone.
+the new end lets in and the ban does not take out. So a ban is judged by where the end moves, and
+that follows from the places and masses of the banned entries alone.
 
 Everything else (penalties, and pairs of unlike interventions) is picked again, exactly, and only
 where it can matter. Nothing here makes a tensor of interventions by vocabulary.
@@ -19,16 +19,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knockout.method.sampling import Rows, gumbel, pick, split_rows
+from knockout.method.sampling import Rows, attempt, gumbel, in_parts, pick, settle_
 from knockout.method.support import Top
 
-__all__ = ["Watched", "bans_that_change", "changes", "in_parts", "shift_"]
+__all__ = ["Watched", "bans_that_change", "pick_watched", "shift_"]
 
+# Banned masses are summed as whole numbers of 2^-44 of the best token's, so that sums depend on
+# no order and differences of running sums are exact; a set of the whole vocabulary still fits.
+_UNIT = 2.0**44
 # Nucleus edges closer than this share of the mass are decided by picking again.
-_TIE = 1e-10
-# Entries of whole rows that are looked at together, each with some ten numbers beside it.
-_CPU_ENTRIES = 1 << 19
-_ACCELERATOR_ENTRIES = 1 << 22
+_TIE = 1e-8
+# The place of what is not listed, behind every list.
+_FAR = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,218 +39,238 @@ class Watched:
 
     Attributes:
         row: (P,) int64, the row of each.
+        place: (P,) int64, its place among those of its row.
         kind: (P,) int64: 0 a ban, 1 a penalty, 2 a replacement.
         strength: (P,) float64 λ of the penalties.
         entry: (N,) int64, the watched intervention of each entry, rising.
         token: (N,) int64 token ids.
+        most: The most that one row has.
     """
 
     row: Tensor
+    place: Tensor
     kind: Tensor
     strength: Tensor
     entry: Tensor
     token: Tensor
+    most: int
 
     def __len__(self) -> int:
         return self.row.shape[0]
 
     def take(self, index: Tensor) -> Watched:
         """Those at index (k,), rising."""
-        place = torch.full((len(self),), -1, dtype=torch.int64, device=index.device)
-        place[index] = torch.arange(index.shape[0], device=index.device)
-        entry = place[self.entry]
+        at = torch.full((len(self),), -1, dtype=torch.int64, device=index.device)
+        at[index] = torch.arange(index.shape[0], device=index.device)
+        entry = at[self.entry]
         mine = entry >= 0
         return Watched(
-            self.row[index], self.kind[index], self.strength[index], entry[mine], self.token[mine]
-        )
+            self.row[index], self.place[index], self.kind[index], self.strength[index],
+            entry[mine], self.token[mine], self.most,
+        )  # fmt: skip
 
-    def any(self, flags: Tensor) -> Tensor:
-        """(P,) bool, whether any entry of each is flagged. flags (N,) bool."""
-        count = torch.zeros(len(self), dtype=torch.int64, device=flags.device)
-        return count.index_add_(0, self.entry, flags.to(torch.int64)) > 0
+    def sum(self, values: Tensor) -> Tensor:
+        """(P,) int64, sum over the entries of each. values (N,) int64 or bool."""
+        sums = torch.zeros(len(self), dtype=torch.int64, device=values.device)
+        return sums.index_add_(0, self.entry, values.to(torch.int64))
 
 
-def changes(
-    logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched
-) -> Tensor:
-    """Whether each watched intervention would make another pick.
+def pick_watched(
+    logits: Tensor, rows: Rows, positions: Tensor, watched: Watched
+) -> tuple[Tensor, Tensor]:
+    """Picks a token for each row, and says which watched interventions would make another pick.
 
     Args:
-        logits: (n, V) what the picks were made from. Not changed.
-        rows: Settings of the n rows.
-        positions: (n,) int64; tokens that stand before the pick.
-        picks: (n,) int64 what `pick` chose (before a replacement).
+        logits: (B, V) as for `pick`. Not changed.
+        rows: Settings of the B rows.
+        positions: (B,) int64; tokens that stand before the pick.
         watched: The P interventions, on top of what the logits contain already.
 
     Returns:
-        (P,) bool, exactly what picking again under each of them would say.
+        (B,) int64 tokens, those of `pick`; (P,) bool, exactly what picking again under each of
+        the interventions would say.
+
+    Raises:
+        BadLogits: As for `pick`.
     """
-    hit = watched.any(watched.token == picks[watched.row[watched.entry]])
-    found = hit & (watched.kind != 1)
+    first = attempt(logits, rows, positions)
+    hit = _hit(first.picks, watched)
+    matters = _matters(rows, watched, hit)
+    found, doubtful = hit & (watched.kind != 1), matters & (watched.kind == 1)
+    if rows.truncated is not None and first.top is not None:
+        some, index = watched, None
+        if rows.truncated.shape[0] < len(rows):  # only here a second wait
+            index = rows.is_truncated[watched.row].nonzero()[:, 0]
+            some = watched.take(index)
+        answer, doubt = bans_that_change(
+            first.top, first.score, first.picks[rows.truncated], rows.place[some.row], some
+        )
+        if index is not None:
+            answer, doubt = (torch.zeros_like(hit).index_put((index,), x) for x in (answer, doubt))
+        bans = matters & (watched.kind == 0)
+        found, doubtful = found | (bans & answer), doubtful | (bans & doubt)
+    # The one wait for the device in a step.
+    if torch.cat([first.trouble, doubtful]).any():
+        settle_(first, logits, rows, positions)
+        if rows.truncated is not None:
+            void = torch.zeros_like(rows.is_truncated)
+            void[rows.truncated] = first.void
+            doubtful |= void[watched.row]
+        index = doubtful.nonzero()[:, 0]
+        if index.shape[0]:
+            found[index] = _changes(logits, rows, positions, first.picks, watched.take(index))
+    return first.picks, found
+
+
+def _hit(picks: Tensor, watched: Watched) -> Tensor:
+    """(P,) bool, which contain their row's pick."""
+    return watched.sum(watched.token == picks[watched.row[watched.entry]]) > 0
+
+
+def _matters(rows: Rows, watched: Watched, hit: Tensor) -> Tensor:
+    """(P,) bool, which bans and penalties cannot be told by whether they hit.
+
+    Without truncation, lowering others than the winner changes nothing.
+    """
     truncated = rows.is_truncated[watched.row]
-    index = (truncated & ~hit & (watched.kind == 0)).nonzero()[:, 0]
-    if index.shape[0]:
-        found[index] = _bans(logits, rows, positions, picks, watched.take(index))
-    # Without truncation, lowering others than the winner changes nothing.
-    matters = (watched.kind == 1) & (truncated | hit | (watched.strength < 0))
-    index = matters.nonzero()[:, 0]
-    if index.shape[0]:
-        found[index] = _picked_again(logits, rows, positions, picks, watched.take(index))
-    return found
+    penalty = (watched.kind == 1) & (truncated | hit | (watched.strength < 0))
+    return penalty | (truncated & ~hit & (watched.kind == 0))
 
 
-def _bans(logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched) -> Tensor:
-    """`changes` for bans of others than the winner on truncated rows."""
-    found = torch.zeros(len(watched), dtype=torch.bool, device=logits.device)
-    used = torch.unique(watched.row)
-    todo = _judge(logits, rows, positions, picks, watched, used, rows.prefix, found)
-    if todo.shape[0]:
-        open_rows = torch.unique(watched.row[todo])
-        for part in in_parts(open_rows, logits.shape[1]):
-            mine = todo[torch.isin(watched.row[todo], part)]
-            some = watched.take(mine)
-            out = torch.zeros(len(some), dtype=torch.bool, device=logits.device)
-            _judge(logits, rows, positions, picks, some, part, logits.shape[1], out)
-            found[mine] = out
-    return found
-
-
-def _judge(
-    logits: Tensor,
-    rows: Rows,
-    positions: Tensor,
-    picks: Tensor,
-    watched: Watched,
-    used: Tensor,
-    prefix: int,
-    found: Tensor,
+def _changes(
+    logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched
 ) -> Tensor:
-    """Judges bans from lists of `prefix` entries; fills found, returns what needs longer lists."""
-    place = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
-    place[used] = torch.arange(used.shape[0], device=logits.device)
-    top = Top(logits[used], rows, used, prefix)
-    score = top.x + gumbel(rows.seeds[used, None], positions[used, None], top.ids)
-    answer, unsure, short = bans_that_change(
-        top, score, picks[used], place[watched.row], watched.entry, watched.token
-    )
-    found |= answer
-    again = (unsure & ~short).nonzero()[:, 0]
-    if again.shape[0]:
-        found[again] = _picked_again(logits, rows, positions, picks, watched.take(again))
-    return short.nonzero()[:, 0]
+    """(P,) bool, which interventions would make another pick than these, from whole rows."""
+    hit = _hit(picks, watched)
+    found, matters = hit & (watched.kind != 1), _matters(rows, watched, hit)
+    bans, width = matters & (watched.kind == 0), logits.shape[1]
+    again = matters & (watched.kind == 1)
+    for part in in_parts(torch.unique(watched.row[bans]), width):
+        mine = (bans & torch.isin(watched.row, part)).nonzero()[:, 0]
+        some = watched.take(mine)
+        top = Top(logits[part], rows, part, width)
+        score = top.x + gumbel(rows.seeds[part, None], positions[part, None], top.ids)
+        place = torch.searchsorted(part, some.row)
+        found[mine], again[mine] = bans_that_change(top, score, picks[part], place, some)
+    for part in in_parts(again.nonzero()[:, 0], width):
+        found[part] = _picked_again(logits, rows, positions, picks, watched.take(part))
+    return found
 
 
 def bans_that_change(
-    top: Top, score: Tensor, picks: Tensor, row: Tensor, entry: Tensor, token: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    top: Top, score: Tensor, picks: Tensor, row: Tensor, bans: Watched
+) -> tuple[Tensor, Tensor]:
     """Judges bans that leave the winner in, on the sorted lists of their rows.
 
     Args:
         top: Lists of n rows, L long.
         score: (n, L) score of each listed token.
         picks: (n,) the winners, listed.
-        row: (P,) row of each ban.
-        entry: (N,) ban of each banned token.
-        token: (N,) the banned tokens.
+        row: (P,) the list of each ban.
+        bans: The P bans.
 
     Returns:
-        (P,) bool each: whether the pick changes; whether rounding decides; whether the list is
-        too short to tell.
+        (P,) bool each: whether the pick changes; whether that is in doubt, because rounding
+        decides or the list is too short.
     """
     n, length = top.x.shape
-    n_bans, device = row.shape[0], row.device
-    last = length - 1
-    at = top.place_of(row[entry], token)  # (N,) place in the list, or L
+    last, device = length - 1, row.device
+
+    def find(lists: Tensor, values: Tensor, right: bool = False) -> Tensor:
+        """Where (P,) values go in the rising (n, ·) lists of their rows."""
+        packed = torch.zeros(n, bans.most, dtype=torch.float64, device=device)
+        packed[row, bans.place] = values
+        return torch.searchsorted(lists, packed, right=right)[row, bans.place]
+
+    # The banned entries, those of each ban by rising place.
+    at = top.place_of(row[bans.entry], bans.token)
+    key = (bans.entry * (2 * _FAR) + torch.where(at < length, at, _FAR)).sort()
+    entry, at = bans.entry, key.values % (2 * _FAR)
+    start = torch.searchsorted(entry, torch.arange(len(bans), device=device))
+    rank = torch.arange(entry.shape[0], device=device) - start[entry]
+    inside = at.clamp(max=last)
     listed = at < length
-    zero = torch.zeros(n_bans, dtype=torch.float64, device=device)
-    weight = top.weight[row[entry], at.clamp(max=last)]
-    gone = zero.clone()
-    if top.may_be_unlimited:
-        # Without top_k and min_p the mass of a banned token counts wherever it stands.
-        gone = zero.index_add(
-            0, entry, torch.where(listed, weight, top.weight_of(row[entry], token))
-        )
-    mine, at, weight = entry[listed], at[listed], weight[listed]
+    unit = (top.weight * _UNIT).round_().to(torch.int64)
+    mass = torch.where(listed, unit[row[entry], inside], 0)
+    running = torch.nn.functional.pad(mass.cumsum(0), (1, 0))
 
-    def before(end: Tensor, values: Tensor) -> Tensor:
-        """Sum over each ban's listed entries before `end` (P,)."""
-        sums = torch.zeros(n_bans, dtype=values.dtype, device=device)
-        return sums.index_add_(0, mine, torch.where(at < end[mine], values, 0))
+    def mass_before(end: Tensor) -> Tensor:
+        return bans.sum(torch.where(at < end[entry], mass, 0)).to(torch.float64) / _UNIT
 
-    ones = torch.ones_like(at)
-    banned_before = top.bisect(lambda end: end - before(end, ones) >= 1, n_bans)
-    first = (banned_before - 1).clamp(max=last)  # the best token that is left
-    kept = top.count_at_least(row, top.x[row, first] + top.log_min_p[row])
+    def left(k: Tensor) -> Tensor:
+        """After which place k tokens are left that are not banned."""
+        return k + bans.sum(at - rank < k[entry])
+
+    best_left = left(torch.ones_like(row))
+    first = (best_left - 1).clamp(max=last)
+    rising = -top.x
+
+    def at_least(bar: Tensor) -> Tensor:
+        return find(rising, -bar, right=True)
+
+    kept = at_least(top.x[row, first] + top.log_min_p[row])
     k = top.top_k[row]
-    limited = top.limited[row]
-    reach = top.bisect(lambda end: end - before(end, ones) >= k, n_bans)
+    reach = left(k)
     edge = top.x[row, (reach - 1).clamp(0, last)]
-    too_few = reach > length  # fewer than k are left in the list
-    k_end = torch.minimum(kept, top.count_at_least(row, edge))
-    kept = torch.where(limited & ~too_few, k_end, kept)
+    # Where fewer than k are left in the list, top_k takes all of it.
+    cut = top.limited[row] & (reach <= length)
+    kept = torch.where(cut, torch.minimum(kept, at_least(edge)), kept)
 
     unlimited = top.unlimited[row]
-    share, total = top.top_p[row], top.cumulative[row, kept] - before(kept, weight)
-    total = torch.where(unlimited, top.total[row] - gone, total)
-    slack = _TIE * torch.where(unlimited, top.total[row], top.cumulative[row, kept])
-
-    def nucleus(target: Tensor) -> Tensor:
-        """How many places stand before the first one with `target` mass before it."""
-        ends = top.bisect(
-            lambda place: (
-                top.cumulative[row, (place - 1).clamp(max=length)] - before(place - 1, weight)
-                >= target
-            ),
-            n_bans,
-        )
-        return torch.maximum(ends - 1, first + 1)
-
+    ends: tuple[Tensor, ...] = (kept, kept)
     if top.any_nucleus:
-        target = share * total
-        ends = [
-            torch.where(share < 1, torch.minimum(kept, nucleus(target + shift)), kept)
-            for shift in (-slack, slack)
-        ]
-    else:
-        ends = [kept, kept]
+        share, before = top.top_p[row], top.cumulative[row, kept]
+        total = before - mass_before(kept)
+        if top.may_be_unlimited:
+            # Without top_k and min_p the mass of a banned token counts wherever it stands.
+            weights = top.weight_of(row[bans.entry], bans.token)
+            gone = bans.sum((weights * _UNIT).round()).to(torch.float64) / _UNIT
+            total = torch.where(unlimited, top.total[row] - gone, total)
+            before = torch.where(unlimited, top.total[row], before)
+        after = top.cumulative[row[entry], inside + 1] - (
+            (running[1:] - running[start[entry]]).to(torch.float64) / _UNIT
+        )
+
+        def nucleus(target: Tensor) -> Tensor:
+            """How many places stand before the first one with `target` mass before it."""
+            passed = bans.sum(listed & (after < target[entry]))
+            banned = (running[start + passed] - running[start]).to(torch.float64) / _UNIT
+            return find(top.cumulative, target + banned).clamp(max=length)
+
+        ends = tuple(
+            torch.where(
+                share < 1,
+                torch.minimum(kept, torch.maximum(nucleus(share * total + slack), first + 1)),
+                kept,
+            )
+            for slack in (-_TIE * before, _TIE * before)
+        )
 
     winner = top.place_of(torch.arange(n, device=device), picks)
-    goal = score.gather(1, winner.clamp(max=last)[:, None])
-    beats = score > goal
+    beats = score > score.gather(1, winner.clamp(max=last)[:, None])
     n_beaters = torch.nn.functional.pad(beats.to(torch.int64).cumsum(1), (1, 0))
-    beaten = beats[row[mine], at].to(torch.int64)
-    answers = [
-        (winner[row] >= end) | (n_beaters[row, end] - before(end, beaten) > 0) for end in ends
-    ]
-    end = ends[1]
+    beaten = listed & beats[row[entry], inside]
+    low, high = (
+        (winner[row] >= end) | (n_beaters[row, end] > bans.sum(beaten & (at < end[entry])))
+        for end in ends
+    )
+    doubt = low ^ high
     if length < top.width:
-        lowest = top.x[row, (end - 1).clamp(min=0)]
-        short = torch.where(unlimited, lowest <= top.x[row, last], kept >= length)
-        short |= banned_before > length
-    else:
-        short = torch.zeros_like(unlimited)
-    return answers[0] & answers[1] & ~short, answers[0] ^ answers[1], short
+        lowest = top.x[row, (ends[1] - 1).clamp(min=0)]
+        doubt |= torch.where(unlimited, lowest <= top.x[row, last], kept >= length)
+        doubt |= best_left > length
+    return low & high, doubt
 
 
 def _picked_again(
     logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched
 ) -> Tensor:
-    """Picks under each of the interventions, some rows at a time."""
-    found = torch.zeros(len(watched), dtype=torch.bool, device=logits.device)
-    everything = torch.arange(len(watched), device=logits.device)
-    for part in in_parts(everything, logits.shape[1]):
-        some = watched.take(part)
-        changed = logits[some.row]
-        shift = torch.where(some.kind == 1, -some.strength, -math.inf)[some.entry]
-        shift_(changed, some.entry, some.token, shift)
-        again = pick(changed, rows.take(some.row), positions[some.row], arbitrary=True)
-        found[part] = again != picks[some.row]
-    return found
-
-
-def in_parts(index: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Splits (n,) indices of rows of `width` that are each picked from again, or sorted whole."""
-    return split_rows(index, width, _CPU_ENTRIES, _ACCELERATOR_ENTRIES)
+    """(P,) bool, which of these interventions pick another token, each on its own copy of a row."""
+    changed = logits[watched.row]
+    shift = torch.where(watched.kind == 1, -watched.strength, -math.inf)[watched.entry]
+    shift_(changed, watched.entry, watched.token, shift)
+    again = pick(changed, rows.take(watched.row), positions[watched.row], arbitrary=True)
+    return again != picks[watched.row]
 
 
 def shift_(logits: Tensor, rows: Tensor, tokens: Tensor, shift: Tensor) -> None:

@@ -22,16 +22,19 @@ from torch import Tensor
 from knockout.method.support import Top
 
 __all__ = [
+    "Attempt",
     "BadLogits",
     "Rows",
     "Sampling",
+    "attempt",
     "ban_",
     "cell_seed",
     "gumbel",
+    "in_parts",
     "mix64",
     "one_hot_",
     "pick",
-    "split_rows",
+    "settle_",
 ]
 
 # SplitMix64: the Weyl increment and the multipliers of its finaliser (Steele, Lea and Flood,
@@ -44,8 +47,11 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 # where top_k is off. A row whose support reaches the end of its list is done on the whole row.
 _TIE_ROOM = 16
 _OPEN_PREFIX = 512
-_CPU_ENTRIES = 1 << 18
-_ACCELERATOR_ENTRIES = 1 << 24
+# Entries of whole rows that are worked on together, on a CPU and elsewhere: the first should stay
+# in the cache, the others want few kernels within their memory. Rows that are sorted whole have
+# some ten numbers an entry.
+_OPEN = (1 << 18, 1 << 24)
+_SORTED = (1 << 19, 1 << 22)
 
 
 class BadLogits(ValueError):
@@ -151,6 +157,7 @@ class Rows:
     Attributes:
         seeds: (B,) int64.
         greedy, open, truncated: (n,) int64 indices of the rows of each kind, or None for none.
+        place: (B,) int64, where a row is among the truncated ones; 0 for others.
     """
 
     def __init__(
@@ -183,6 +190,7 @@ class Rows:
         self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if self.has_open_top else 0)
         self.has_nucleus = any(s.top_p < 1 for s in cut)
         self.is_truncated = torch.tensor(truncates, dtype=torch.bool, device=device)
+        self.place = _places(self.is_truncated)
 
     def take(self, index: Tensor) -> Rows:
         """The settings of the rows at index (k,), which may repeat."""
@@ -197,6 +205,7 @@ class Rows:
 
         taken.greedy, taken.truncated = where(greedy), where(taken.is_truncated)
         taken.open = where(~greedy & ~taken.is_truncated)
+        taken.place = _places(taken.is_truncated)
         taken.prefix, taken.has_open_top = self.prefix, self.has_open_top
         taken.has_nucleus = self.has_nucleus
         return taken
@@ -205,13 +214,15 @@ class Rows:
         return self.seeds.shape[0]
 
 
-def split_rows(index: Tensor, width: int, on_cpu: int, elsewhere: int) -> tuple[Tensor, ...]:
-    """Splits row indices (n,) so that rows of `width` have at most so many entries together.
+def _places(flags: Tensor) -> Tensor:
+    return (flags.cumsum(0) - 1).clamp_(min=0)
 
-    On a CPU a part should stay in the cache; an accelerator wants few kernels, within its memory.
-    """
-    entries = on_cpu if index.device.type == "cpu" else elsewhere
-    return torch.split(index, max(1, entries // width))
+
+def in_parts(index: Tensor, width: int, entries: tuple[int, int] = _SORTED) -> tuple[Tensor, ...]:
+    """Splits row indices (n,) so that rows of `width` have at most so many entries together."""
+    if not index.shape[0]:
+        return ()
+    return torch.split(index, max(1, entries[index.device.type != "cpu"] // width))
 
 
 def ban_(logits: Tensor, rows: Tensor, tokens: Tensor) -> None:
@@ -239,6 +250,75 @@ def one_hot_(logits: Tensor, rows: Tensor, picks: Tensor) -> None:
     logits[rows, picks] = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Picks that are on their way: nothing has waited for the device yet.
+
+    Attributes:
+        picks: (B,) int64.
+        best: (B,) float32 highest logits; a row where it is not finite cannot be sampled from.
+        void: (n,) bool, which of the n truncated rows have a support that was not seen whole.
+        top: The best tokens of the truncated rows; None if there are none.
+        score: (n, L) float64, logit over temperature plus noise of those tokens.
+    """
+
+    picks: Tensor
+    best: Tensor
+    void: Tensor
+    top: Top | None
+    score: Tensor
+
+    @property
+    def trouble(self) -> Tensor:
+        """(n + B,) bool; `settle_` is needed if any is set."""
+        return torch.cat([self.void, ~self.best.isfinite()])
+
+
+def attempt(logits: Tensor, rows: Rows, positions: Tensor) -> Attempt:
+    """The first half of `pick`, whose arguments it takes, without waiting for the device."""
+    if logits.shape[0] != len(rows) or positions.shape != (len(rows),):
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and positions {tuple(positions.shape)} for {len(rows)} rows"
+        )
+    picks = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    best = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+    if rows.greedy is not None:
+        part = _take(logits, rows.greedy)
+        picks[rows.greedy] = part.argmax(dim=1)
+        best[rows.greedy] = part.gather(1, picks[rows.greedy, None])[:, 0].float()
+    if rows.open is not None:
+        for index in in_parts(rows.open, logits.shape[1], _OPEN):
+            part = _take(logits, index)
+            picks[index] = _pick_open(part, rows, index, positions[index])
+            best[index] = part.amax(dim=1).float()
+    if rows.truncated is None:
+        return Attempt(picks, best, best[:0] > 0, None, best[:0])
+    part = _take(logits, rows.truncated)
+    chosen, complete, top, score = _pick_truncated(
+        part, rows, rows.truncated, positions[rows.truncated], rows.prefix
+    )
+    picks[rows.truncated], best[rows.truncated] = chosen, top.best
+    return Attempt(picks, best, ~complete, top, score)
+
+
+def settle_(
+    found: Attempt, logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = False
+) -> None:
+    """The second half of `pick`: void picks are made again from whole rows, in place.
+
+    Raises:
+        BadLogits: As for `pick`.
+    """
+    bad = ~found.best.isfinite()
+    if bad.any() and not arbitrary:
+        raise _bad_logits(found.best, bad)
+    if rows.truncated is None or not found.void.any():
+        return
+    width = logits.shape[1]
+    for again in in_parts(rows.truncated[found.void], width):
+        found.picks[again] = _pick_truncated(logits[again], rows, again, positions[again], width)[0]
+
+
 def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = False) -> Tensor:
     """Picks a token for each row: the coupled sample, or the highest logit where greedy.
 
@@ -257,43 +337,11 @@ def pick(logits: Tensor, rows: Rows, positions: Tensor, *, arbitrary: bool = Fal
     Raises:
         BadLogits: A row has NaN or +∞ among its best entries, or nothing but −∞.
     """
-    if logits.shape[0] != len(rows) or positions.shape != (len(rows),):
-        raise ValueError(
-            f"logits {tuple(logits.shape)} and positions {tuple(positions.shape)} for {len(rows)} rows"
-        )
-    picks = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    # The best logit of each row, to find rows that cannot be sampled from.
-    best = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
-    if rows.greedy is not None:
-        part = _take(logits, rows.greedy)
-        picks[rows.greedy] = part.argmax(dim=1)
-        best[rows.greedy] = part.gather(1, picks[rows.greedy, None])[:, 0].float()
-    if rows.open is not None:
-        width = logits.shape[1]
-        for index in split_rows(rows.open, width, _CPU_ENTRIES, _ACCELERATOR_ENTRIES):
-            part = _take(logits, index)
-            picks[index] = _pick_open(part, rows, index, positions[index])
-            best[index] = part.amax(dim=1).float()
-    trouble = best[:0] > 0
-    if rows.truncated is not None:
-        part = _take(logits, rows.truncated)
-        chosen, complete, top = _pick_truncated(
-            part, rows, rows.truncated, positions[rows.truncated], rows.prefix
-        )
-        picks[rows.truncated], best[rows.truncated] = chosen, top
-        trouble = ~complete
-    bad = ~best.isfinite()
+    found = attempt(logits, rows, positions)
     # The one wait for the device in a step; in nearly all of them there is no trouble.
-    if torch.cat([trouble, bad]).any():
-        if bad.any() and not arbitrary:
-            raise _bad_logits(best, bad)
-        if rows.truncated is None or not trouble.any():
-            return picks
-        again = rows.truncated[trouble]
-        whole = logits.shape[1]
-        chosen, _, _ = _pick_truncated(logits[again], rows, again, positions[again], whole)
-        picks[again] = chosen
-    return picks
+    if found.trouble.any():
+        settle_(found, logits, rows, positions, arbitrary=arbitrary)
+    return found.picks
 
 
 def _bad_logits(best: Tensor, bad: Tensor) -> BadLogits:
@@ -320,7 +368,7 @@ def _pick_open(part: Tensor, rows: Rows, index: Tensor, positions: Tensor) -> Te
 
 def _pick_truncated(
     part: Tensor, rows: Rows, index: Tensor, positions: Tensor, prefix: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Top, Tensor]:
     """Picks within the support, looking only at the `prefix` highest logits of each row.
 
     Args:
@@ -328,11 +376,11 @@ def _pick_truncated(
         prefix: How many entries to look at.
 
     Returns:
-        (n,) picks; (n,) bool, whether the support was seen whole (else the pick is void);
-        (n,) float32 highest logits.
+        (n,) picks; (n,) bool, whether the support was seen whole (else the pick is void); the
+        lists; (n, L) float64 scores.
     """
     top = Top(part, rows, index, prefix)
     keep, complete = top.support()
-    noise = gumbel(rows.seeds[index, None], positions[:, None], top.ids)
-    score = torch.where(keep, top.x + noise, -math.inf)
-    return top.ids.gather(1, score.argmax(dim=1, keepdim=True))[:, 0], complete, top.best
+    score = top.x + gumbel(rows.seeds[index, None], positions[:, None], top.ids)
+    place = torch.where(keep, score, -math.inf).argmax(dim=1, keepdim=True)
+    return top.ids.gather(1, place)[:, 0], complete, top, score

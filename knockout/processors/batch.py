@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from knockout.errors import KnockoutError
-from knockout.method.changes import Watched, changes, in_parts, shift_
-from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, one_hot_, pick
+from knockout.method.changes import Watched, pick_watched, shift_
+from knockout.method.sampling import BadLogits, Rows, Sampling, ban_, in_parts, one_hot_, pick
 from knockout.processors.layout import Scope, Seen, owned, seen
 from knockout.processors.names import FAILED, Differing
 from knockout.processors.rules import Rule
@@ -21,6 +22,7 @@ from knockout.processors.rules import Rule
 __all__ = ["Answer", "Batch", "mark_", "mark_failure_"]
 
 _GREEDY = Sampling(temperature=0)
+_T = TypeVar("_T")
 
 
 class Batch:
@@ -169,16 +171,27 @@ class Batch:
             raise ValueError(
                 "an intervention acts in a part of the text, but the part is not known"
             )
-        steps, found = _Steps(positions - self._start, closed if self.by_part else None), self._seen
+        steps = _Steps(positions - self._start, closed if self.by_part else None)
+        found = self._seen
         raw = part.clone() if found is not None and found.any_apart else part
         self._intervene_(part, steps)
-        picks = self._pick(part, positions, failed)
-        tokens = self._replaced(picks, steps)
         if found is None:
-            return tokens, None
-        return tokens, Answer(
-            found, self._differ(part, raw, positions, steps, picks, tokens, found), len(self.rules)
+            picks = self._sound(part, failed, lambda: pick(part, self._settings, positions))
+            return self._replaced(picks, steps), None
+        watched = Watched(
+            found.member, found.index, found.kind, found.strength, found.entry, found.token,
+            found.most,
+        )  # fmt: skip
+        picks, differ = self._sound(
+            part, failed, lambda: pick_watched(part, self._settings, positions, watched)
         )
+        tokens = self._replaced(picks, steps)
+        if found.scoped or found.any_apart:
+            active = steps.active(found.scope, found.member)
+            differ &= active
+            if found.any_apart:
+                self._differ_apart_(differ, raw, positions, active, tokens, found, watched)
+        return tokens, Answer(found, differ, len(self.rules))
 
     def _intervene_(self, part: Tensor, steps: _Steps) -> None:
         own = self._owned
@@ -210,23 +223,11 @@ class Batch:
             hit &= steps.active(own.replaced_scope, member)
         return picks.index_add(0, member, torch.where(hit, own.replacement - picks[member], 0))
 
-    def _differ(
-        self, part: Tensor, raw: Tensor, positions: Tensor, steps: _Steps, picks: Tensor,
-        tokens: Tensor, found: Seen,
-    ) -> Tensor:  # fmt: skip
-        """(P,) bool, which watched interventions would have made another token come out."""
-        watched = Watched(found.member, found.kind, found.strength, found.entry, found.token)
-        active = None
-        if found.scoped or found.any_apart:
-            active = steps.active(found.scope, found.member)
-        if not found.any_apart:
-            differ = changes(part, self._settings, positions, picks, watched)
-            return differ if active is None else differ & active
-        assert active is not None
-        differ = torch.zeros_like(found.apart)
-        index = (~found.apart & active).nonzero()[:, 0]
-        if index.shape[0]:
-            differ[index] = changes(part, self._settings, positions, picks, watched.take(index))
+    def _differ_apart_(
+        self, differ: Tensor, raw: Tensor, positions: Tensor, active: Tensor, tokens: Tensor,
+        found: Seen, watched: Watched,
+    ) -> None:  # fmt: skip
+        """Judges those that are no extension of their row's own intervention, in place."""
         for index in in_parts(found.apart.nonzero()[:, 0], self._width):
             some = watched.take(index)
             again = raw[some.row]
@@ -235,15 +236,16 @@ class Batch:
             shift_(again, some.entry, some.token, shift)
             settings = self._settings.take(some.row)
             picked = pick(again, settings, positions[some.row], arbitrary=True)
-            hit = some.any(some.token == picked[some.entry]) & (some.kind == 2) & active[index]
+            hit = some.sum(some.token == picked[some.entry]) > 0
+            hit &= (some.kind == 2) & active[index]
             emitted = torch.where(hit, found.replacement[index], picked)
             differ[index] = emitted != tokens[some.row]
-        return differ
 
-    def _pick(self, part: Tensor, positions: Tensor, failed: dict[int, str]) -> Tensor:
+    def _sound(self, part: Tensor, failed: dict[int, str], run: Callable[[], _T]) -> _T:
+        """What `run` returns, rows that cannot be sampled from aside."""
         while True:
             try:
-                return pick(part, self._settings, positions)
+                return run()
             except BadLogits as bad:
                 failed[bad.row] = bad.reason
                 part[bad.row] = 0
