@@ -1,7 +1,8 @@
 """What our pick costs: tokens/s beside the engine's own sampler, and the time of one step.
 
     python -m bench processor
-    python -m bench processor batch_milliseconds    # one part, only printed; also step_seconds, engine
+    python -m bench processor batch_milliseconds    # one part, only printed; also step_seconds,
+                                                    # on_an_accelerator, engine
 
 All arms run in one engine, in turn, several times, so that a drifting machine hits them alike;
 the ratios are medians over rounds. Prefill is not counted: a round's clock starts when every
@@ -19,15 +20,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from bench.launches import Counted
 from bench.machine import write
 from knockout.engines.base import Request
+from knockout.method import sampling as sampling_parts
+from knockout.method.changes import Watched, pick_watched
 from knockout.method.interventions import ban
 from knockout.method.sampling import Rows, Sampling, pick
 from knockout.processors.batch import Batch
 from knockout.processors.rules import rule_from_extra_args
 
 SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
+OPEN = Sampling(temperature=0.6)
+SETTINGS = {
+    "top_k 20, top_p 0.95": SAMPLING,
+    "top_p 0.95": Sampling(temperature=0.6, top_p=0.95),
+    "min_p 0.05": Sampling(temperature=0.6, min_p=0.05),
+    "no truncation": OPEN,
+    "greedy": Sampling(temperature=0),
+}
 BATCHES = (8, 32, 64)
 TOKENS = 24
 ROUNDS = 5
@@ -88,15 +101,15 @@ def one_step() -> dict[str, float]:
     torch.manual_seed(0)
     logits = torch.randn(64, 151_936) * 3
     positions = torch.arange(64)
-    settings = {
-        "top_k 20, top_p 0.95": SAMPLING,
-        "no truncation": Sampling(temperature=0.6),
-        "greedy": Sampling(temperature=0),
-    }
-    arms: dict[str, Any] = {
-        name: functools.partial(pick, logits, Rows([s] * 64, list(range(64))), positions)
-        for name, s in settings.items()
-    }
+    arms: dict[str, Any] = {}
+    for name, s in SETTINGS.items():
+        args = (logits, Rows([s] * 64, list(range(64))), positions)
+        arms[name] = functools.partial(pick, *args)
+        if s.truncates:
+            for kind, what in ((0, "bans"), (1, "penalties")):
+                arms[f"{name}, 20 {what} a row watched"] = functools.partial(
+                    pick_watched, *args, _watched(64, 20, 151_936, kind)
+                )
     arms["a full sort of the logits (for scale)"] = lambda: logits.sort(dim=1)
     times: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(7):
@@ -105,6 +118,59 @@ def one_step() -> dict[str, float]:
             run()
             times[name].append(time.perf_counter() - start)
     return {name: round(statistics.median(t[1:]), 4) for name, t in times.items()}
+
+
+def _watched(rows: int, each: int, width: int, kind: int) -> Watched:
+    """As many interventions of one random token on each row; penalties of 1."""
+    n = rows * each
+    tokens = torch.randint(width, (n,), generator=torch.Generator().manual_seed(0))
+    return Watched(
+        torch.arange(rows).repeat_interleave(each), torch.arange(each).repeat(rows),
+        torch.full((n,), kind), torch.ones(n, dtype=torch.float64), torch.arange(n), tokens, each,
+        kind == 1,
+    )  # fmt: skip
+
+
+def on_an_accelerator() -> dict[str, dict[str, float]]:
+    """Operations, waits for the device and memory of a step of 256 rows over Qwen3's vocabulary.
+
+    Counted on a CPU, with rows split as on an accelerator. vLLM's own sampler beside it.
+    """
+    rows, width = 256, 151_936
+    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)) * 8
+    positions, before = torch.arange(rows), (sampling_parts._OPEN, sampling_parts._SORTED)
+    arms: dict[str, Callable[[], Any]] = {}
+    for name, s in SETTINGS.items():
+        args = (logits, Rows([s] * rows, list(range(rows))), positions)
+        arms[name] = functools.partial(pick, *args)
+        arms[f"{name}, 20 bans a row watched"] = functools.partial(
+            pick_watched, *args, _watched(rows, 20, width, 0)
+        )
+    arms["vLLM's own sampling, top_k 20, top_p 0.95"] = functools.partial(_own, logits)
+    out = {}
+    try:
+        sampling_parts._OPEN, sampling_parts._SORTED = (one[1:] * 2 for one in before)
+        for name, run in arms.items():
+            with Counted() as counted:
+                run()
+            out[name] = {
+                "operations": counted.n, "waits": counted.waits,
+                "peak_mib": round(counted.peak / 2**20, 1),
+            }  # fmt: skip
+            print(name, out[name])
+    finally:
+        sampling_parts._OPEN, sampling_parts._SORTED = before
+    return out
+
+
+def _own(logits: Tensor) -> Tensor:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch, random_sample
+
+    rows = logits.shape[0]
+    cut = apply_top_k_top_p_pytorch(
+        logits.clone(), torch.full((rows,), SAMPLING.top_k), torch.full((rows,), SAMPLING.top_p)
+    )
+    return random_sample(cut.softmax(dim=-1), {})
 
 
 def in_engine() -> dict[str, Any]:
@@ -140,6 +206,8 @@ def in_engine() -> dict[str, Any]:
 ARMS = (
     "engine's own sampling",
     "engine's own greedy",
+    "engine's own sampling, no truncation",
+    "coupled, no truncation",
     "coupled, no ban",
     "coupled, one ban for all",
     "coupled, another ban per request",
@@ -167,7 +235,7 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
                 key=str(i),
                 prompt=prompt,
                 seed=i,
-                sampling=SAMPLING,
+                sampling=OPEN if arm.endswith("no truncation") else SAMPLING,
                 max_tokens=TOKENS,
                 intervention=ban(banned) if banned else None,
             )
@@ -180,8 +248,9 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
                 temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False
             )
         else:
+            own = OPEN if arm.endswith("no truncation") else SAMPLING
             params = SamplingParams(
-                temperature=SAMPLING.temperature, top_p=SAMPLING.top_p, top_k=SAMPLING.top_k,
+                temperature=own.temperature, top_p=own.top_p, top_k=own.top_k,
                 max_tokens=TOKENS, ignore_eos=True, detokenize=False,
                 extra_args={"knockout_ids": list(banned)} if banned else None,
             )  # fmt: skip
@@ -198,6 +267,7 @@ def _speed(engine: Any, arm: str, batch: int) -> float:
 PARTS: dict[str, Callable[[], Any]] = {
     "batch_milliseconds": batches,
     "step_seconds": one_step,
+    "on_an_accelerator": on_an_accelerator,
     "engine": in_engine,
 }
 

@@ -87,6 +87,7 @@ def lay_out(per_row: list[list[tuple[int, float, list[int]]]]) -> Watched:
         torch.tensor(entry),
         torch.tensor(token),
         max(map(len, per_row)),
+        any(one[0] == 1 for one in every),
     )
 
 
@@ -198,3 +199,17 @@ def test_it_holds_where_the_vocabulary_is_wider_than_the_lists(sampling: Samplin
         _, alone = pick_watched(tensor[one], rows.take(one), where[one], lay_out([some]))
         start = sum(map(len, per_row[:r]))
         assert alone.tolist() == found[start : start + len(some)]
+
+
+def test_mass_behind_the_nucleus_counts() -> None:
+    """Half of the mass, .3 and .2: without the last, .5 is more than top_p .6 of what is left."""
+    row = np.log(np.array([0.5, 0.3, 0.2])).astype(np.float32)
+    settings_, changed = Sampling(top_p=0.6), 0
+    some = [(1, 0.1, [2]), (1, 8.0, [2]), (0, 0.0, [2])]
+    for seed in range(20):
+        rows, where = Rows([settings_], [seed]), torch.tensor([3])
+        _, found = pick_watched(torch.from_numpy(row)[None], rows, where, lay_out([some]))
+        noise = noise_of([seed], [3], 3)
+        assert found.tolist() == brute_changes(row[None], noise, [settings_], [some])
+        changed += found.tolist() == [False, True, True]
+    assert changed

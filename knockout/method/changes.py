@@ -7,8 +7,9 @@ the new end lies before it, or to a *beater*, a token behind the old end with a 
 the new end lets in and the ban does not take out. So a ban is judged by where the end moves, and
 that follows from the places and masses of the banned entries alone.
 
-Everything else (penalties, and pairs of unlike interventions) is picked again, exactly, and only
-where it can matter. Nothing here makes a tensor of interventions by vocabulary.
+A penalty on tokens outside the support changes nothing as long as the support keeps its end;
+another one is picked again from a copy of the list. Where rounding decides or a list is too
+short, whole rows are looked at. Nothing here makes a tensor of interventions by vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knockout.method.sampling import Rows, attempt, gumbel, in_parts, pick, settle_
+from knockout.method.sampling import Attempt, Rows, attempt, gumbel, in_parts, pick, settle_
 from knockout.method.support import Top
 
 __all__ = ["Watched", "bans_that_change", "pick_watched", "shift_"]
@@ -45,6 +46,7 @@ class Watched:
         entry: (N,) int64, the watched intervention of each entry, rising.
         token: (N,) int64 token ids.
         most: The most that one row has.
+        penalties: Whether there may be penalties.
     """
 
     row: Tensor
@@ -54,6 +56,7 @@ class Watched:
     entry: Tensor
     token: Tensor
     most: int
+    penalties: bool
 
     def __len__(self) -> int:
         return self.row.shape[0]
@@ -66,7 +69,7 @@ class Watched:
         mine = entry >= 0
         return Watched(
             self.row[index], self.place[index], self.kind[index], self.strength[index],
-            entry[mine], self.token[mine], self.most,
+            entry[mine], self.token[mine], self.most, self.penalties,
         )  # fmt: skip
 
     def sum(self, values: Tensor) -> Tensor:
@@ -94,31 +97,30 @@ def pick_watched(
         BadLogits: As for `pick`.
     """
     first = attempt(logits, rows, positions)
-    hit = _hit(first.picks, watched)
-    matters = _matters(rows, watched, hit)
-    found, doubtful = hit & (watched.kind != 1), matters & (watched.kind == 1)
+    hit, truncated = _hit(first.picks, watched), rows.is_truncated[watched.row]
+    matters = _matters(watched, hit, truncated)
+    found, doubtful = hit & (watched.kind != 1), matters & ~truncated
     if rows.truncated is not None and first.top is not None:
         some, index = watched, None
         if rows.truncated.shape[0] < len(rows):  # only here a second wait
-            index = rows.is_truncated[watched.row].nonzero()[:, 0]
+            index = truncated.nonzero()[:, 0]
             some = watched.take(index)
-        answer, doubt = bans_that_change(
-            first.top, first.score, first.picks[rows.truncated], rows.place[some.row], some
-        )
+        place = rows.place[some.row]
+        answer, doubt = _judged(first.top, first.score, first.picks[rows.truncated], place, some)
         if index is not None:
             answer, doubt = (torch.zeros_like(hit).index_put((index,), x) for x in (answer, doubt))
-        bans = matters & (watched.kind == 0)
-        found, doubtful = found | (bans & answer), doubtful | (bans & doubt)
+        found, doubtful = found | (matters & answer), doubtful | (matters & doubt)
     # The one wait for the device in a step.
     if torch.cat([first.trouble, doubtful]).any():
         settle_(first, logits, rows, positions)
+        void = torch.zeros_like(rows.is_truncated)
         if rows.truncated is not None:
-            void = torch.zeros_like(rows.is_truncated)
             void[rows.truncated] = first.void
-            doubtful |= void[watched.row]
+        doubtful |= void[watched.row]
         index = doubtful.nonzero()[:, 0]
         if index.shape[0]:
-            found[index] = _changes(logits, rows, positions, first.picks, watched.take(index))
+            some = watched.take(index)
+            found[index] = _changes(logits, rows, positions, first, void, some)
     return first.picks, found
 
 
@@ -127,34 +129,126 @@ def _hit(picks: Tensor, watched: Watched) -> Tensor:
     return watched.sum(watched.token == picks[watched.row[watched.entry]]) > 0
 
 
-def _matters(rows: Rows, watched: Watched, hit: Tensor) -> Tensor:
+def _matters(watched: Watched, hit: Tensor, truncated: Tensor) -> Tensor:
     """(P,) bool, which bans and penalties cannot be told by whether they hit.
 
     Without truncation, lowering others than the winner changes nothing.
     """
-    truncated = rows.is_truncated[watched.row]
     penalty = (watched.kind == 1) & (truncated | hit | (watched.strength < 0))
     return penalty | (truncated & ~hit & (watched.kind == 0))
 
 
 def _changes(
-    logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched
+    logits: Tensor, rows: Rows, positions: Tensor, first: Attempt, void: Tensor, watched: Watched
 ) -> Tensor:
-    """(P,) bool, which interventions would make another pick than these, from whole rows."""
-    hit = _hit(picks, watched)
-    found, matters = hit & (watched.kind != 1), _matters(rows, watched, hit)
-    bans, width = matters & (watched.kind == 0), logits.shape[1]
-    again = matters & (watched.kind == 1)
-    for part in in_parts(torch.unique(watched.row[bans]), width):
-        mine = (bans & torch.isin(watched.row, part)).nonzero()[:, 0]
+    """(P,) bool, which interventions change the picks, whatever it takes.
+
+    Args:
+        logits, rows, positions: As for `pick_watched`.
+        first: The picks, settled.
+        void: (B,) bool, rows whose lists were too short for their pick.
+        watched: The interventions.
+    """
+    hit, truncated = _hit(first.picks, watched), rows.is_truncated[watched.row]
+    matters, width = _matters(watched, hit, truncated), logits.shape[1]
+    found, again = hit & (watched.kind != 1), matters.clone()
+    whole = matters & truncated & ((watched.kind == 0) | void[watched.row])
+    for part in in_parts(torch.unique(watched.row[whole]), width):
+        mine = (whole & torch.isin(watched.row, part)).nonzero()[:, 0]
         some = watched.take(mine)
         top = Top(logits[part], rows, part, width)
         score = top.x + gumbel(rows.seeds[part, None], positions[part, None], top.ids)
         place = torch.searchsorted(part, some.row)
-        found[mine], again[mine] = bans_that_change(top, score, picks[part], place, some)
-    for part in in_parts(again.nonzero()[:, 0], width):
-        found[part] = _picked_again(logits, rows, positions, picks, watched.take(part))
+        found[mine], again[mine] = _judged(top, score, first.picks[part], place, some)
+    if watched.penalties and first.top is not None:
+        lists = again & truncated & (watched.kind == 1)
+        for index in in_parts(lists.nonzero()[:, 0], first.score.shape[1]):
+            found[index], again[index] = _penalties_that_change(
+                logits, rows, positions, first, watched.take(index)
+            )
+    for index in in_parts(again.nonzero()[:, 0], width):
+        some = watched.take(index)
+        changed = logits[some.row]
+        shift = torch.where(some.kind == 1, -some.strength, -math.inf)[some.entry]
+        shift_(changed, some.entry, some.token, shift)
+        picks = pick(changed, rows.take(some.row), positions[some.row], arbitrary=True)
+        found[index] = picks != first.picks[some.row]
     return found
+
+
+def _judged(
+    top: Top, score: Tensor, picks: Tensor, row: Tensor, some: Watched
+) -> tuple[Tensor, Tensor]:
+    """`bans_that_change`, where penalties are said to change nothing or to be in doubt."""
+    answer, doubt = bans_that_change(top, score, picks, row, some)
+    if not some.penalties:
+        return answer, doubt
+    ban = some.kind == 0
+    return answer & ban, torch.where(ban, doubt, ~_leaves_the_support(top, row, some))
+
+
+def _leaves_the_support(top: Top, row: Tensor, some: Watched) -> Tensor:
+    """(P,) bool, which penalties surely leave a support that is seen whole as it is.
+
+    Tokens that min_p and top_k drop do not count at all; without those two, tokens behind the
+    nucleus count for their mass alone, and losing all of it must not move the nucleus.
+    """
+    keep, _ = top.support()
+    end = torch.where(top.unlimited, keep.sum(1), top.kept().sum(1))
+    at = top.place_of(row[some.entry], some.token)
+    leaves = (some.sum(at < end[row][some.entry]) == 0) & (some.strength > 0)
+    if top.may_be_unlimited:
+        gone = some.sum((top.weight_of(row[some.entry], some.token) * _UNIT).round()) / _UNIT
+        share, total = top.top_p[row], top.total[row]
+        room = share * (total - gone) - top.cumulative[row, end[row] - 1]
+        leaves &= ~top.unlimited[row] | (room > _TIE * total)
+    return leaves
+
+
+def _penalties_that_change(
+    logits: Tensor, rows: Rows, positions: Tensor, first: Attempt, some: Watched
+) -> tuple[Tensor, Tensor]:
+    """Picks again from copies of the lists of truncated rows.
+
+    Returns:
+        (P,) bool each: whether the pick changes; whether that is in doubt.
+    """
+    top, length = first.top, first.score.shape[1]
+    assert top is not None
+    row, entry, token = rows.place[some.row], some.entry, some.token
+    whose, list_of = some.row[entry], row[entry]
+    lowered = logits[whose, token] - some.strength[entry].to(logits.dtype)
+    x = lowered.to(torch.float64) / rows.temperature[whose]
+    score = x + gumbel(rows.seeds[whose], positions[whose], token)
+    start = torch.searchsorted(entry, torch.arange(len(some), device=entry.device))
+    rank = torch.arange(entry.shape[0], device=entry.device) - start[entry]
+    most = int(rank.max()) + 1 if len(rank) else 0
+
+    def packed(values: Tensor, none: float) -> Tensor:
+        out = values.new_full((len(some), most), none)
+        out[entry, rank] = values
+        return out
+
+    new = (x - top.x[list_of, 0]).exp()
+    gain = packed(new - top.weight_of(list_of, token), 0).sum(1)
+    moved, order = top.moved(
+        row, packed(top.place_of(list_of, token), length), packed(token, -1),
+        packed(x, -math.inf), gain,
+    )  # fmt: skip
+    scores = torch.cat([first.score[row], packed(score, -math.inf)], dim=1).gather(1, order)
+    scores = torch.where(moved.x > -math.inf, scores, -math.inf)  # not where a token was before
+    scale = (top.x[row, 0] - moved.x[:, 0]).exp()
+    mass = torch.where(
+        moved.unlimited, (top.total[row] + packed(new, 0).sum(1)) * scale, moved.cumulative[:, -1]
+    )
+    picks, seen = [], torch.ones_like(moved.limited)
+    for slack in (-_TIE * mass, _TIE * mass):
+        keep, whole = moved.support(slack)
+        place = torch.where(keep, scores, -math.inf).argmax(dim=1, keepdim=True)
+        picks.append(moved.ids.gather(1, place)[:, 0])
+        seen &= whole
+    changed = picks[0] != first.picks[some.row]
+    return changed, (picks[0] != picks[1]) | ~seen | ~mass.isfinite()
 
 
 def bans_that_change(
@@ -201,20 +295,16 @@ def bans_that_change(
         """After which place k tokens are left that are not banned."""
         return k + bans.sum(at - rank < k[entry])
 
-    best_left = left(torch.ones_like(row))
-    first = (best_left - 1).clamp(max=last)
+    first = (left(torch.ones_like(row)) - 1).clamp(max=last)  # the best that is left
     rising = -top.x
 
     def at_least(bar: Tensor) -> Tensor:
         return find(rising, -bar, right=True)
 
     kept = at_least(top.x[row, first] + top.log_min_p[row])
-    k = top.top_k[row]
-    reach = left(k)
-    edge = top.x[row, (reach - 1).clamp(0, last)]
     # Where fewer than k are left in the list, top_k takes all of it.
-    cut = top.limited[row] & (reach <= length)
-    kept = torch.where(cut, torch.minimum(kept, at_least(edge)), kept)
+    edge = top.x[row, (left(top.top_k[row]) - 1).clamp(0, last)]
+    kept = torch.where(top.limited[row], torch.minimum(kept, at_least(edge)), kept)
 
     unlimited = top.unlimited[row]
     ends: tuple[Tensor, ...] = (kept, kept)
@@ -240,7 +330,7 @@ def bans_that_change(
         ends = tuple(
             torch.where(
                 share < 1,
-                torch.minimum(kept, torch.maximum(nucleus(share * total + slack), first + 1)),
+                torch.minimum(kept, nucleus(share * total + slack)),
                 kept,
             )
             for slack in (-_TIE * before, _TIE * before)
@@ -258,19 +348,7 @@ def bans_that_change(
     if length < top.width:
         lowest = top.x[row, (ends[1] - 1).clamp(min=0)]
         doubt |= torch.where(unlimited, lowest <= top.x[row, last], kept >= length)
-        doubt |= best_left > length
     return low & high, doubt
-
-
-def _picked_again(
-    logits: Tensor, rows: Rows, positions: Tensor, picks: Tensor, watched: Watched
-) -> Tensor:
-    """(P,) bool, which of these interventions pick another token, each on its own copy of a row."""
-    changed = logits[watched.row]
-    shift = torch.where(watched.kind == 1, -watched.strength, -math.inf)[watched.entry]
-    shift_(changed, watched.entry, watched.token, shift)
-    again = pick(changed, rows.take(watched.row), positions[watched.row], arbitrary=True)
-    return again != picks[watched.row]
 
 
 def shift_(logits: Tensor, rows: Tensor, tokens: Tensor, shift: Tensor) -> None:

@@ -185,9 +185,10 @@ class Rows:
         self.greedy, self.truncated = rows_where(greedy), rows_where(truncates)
         self.open = rows_where([not g and not t for g, t in zip(greedy, truncates, strict=True)])
         cut = [s for s, flag in zip(samplings, truncates, strict=True) if flag]
-        self.has_open_top = any(s.top_k == 0 for s in cut)
+        has_open_top = any(s.top_k == 0 for s in cut)
+        self.has_unlimited = any(s.top_k == 0 and s.min_p == 0 for s in cut)
         largest = max((s.top_k for s in cut), default=0)
-        self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if self.has_open_top else 0)
+        self.prefix = max(largest + _TIE_ROOM, _OPEN_PREFIX if has_open_top else 0)
         self.has_nucleus = any(s.top_p < 1 for s in cut)
         self.is_truncated = torch.tensor(truncates, dtype=torch.bool, device=device)
         self.place = _places(self.is_truncated)
@@ -206,7 +207,7 @@ class Rows:
         taken.greedy, taken.truncated = where(greedy), where(taken.is_truncated)
         taken.open = where(~greedy & ~taken.is_truncated)
         taken.place = _places(taken.is_truncated)
-        taken.prefix, taken.has_open_top = self.prefix, self.has_open_top
+        taken.prefix, taken.has_unlimited = self.prefix, self.has_unlimited
         taken.has_nucleus = self.has_nucleus
         return taken
 

@@ -67,7 +67,7 @@ class Top:
         self.limited = (self.top_k > 0) & (self.top_k < self.width)
         self.unlimited = ~self.limited & (self.log_min_p == -math.inf)
         # A top_k of the whole vocabulary or more limits nothing.
-        self.may_be_unlimited = rows.has_open_top or length == self.width
+        self.may_be_unlimited = rows.has_unlimited or length == self.width
         self.any_nucleus = rows.has_nucleus
         if self.may_be_unlimited:
             # The same sum however long the list is, so that a pick never depends on its batch.

@@ -180,7 +180,7 @@ class Batch:
             return self._replaced(picks, steps), None
         watched = Watched(
             found.member, found.index, found.kind, found.strength, found.entry, found.token,
-            found.most,
+            found.most, found.penalties,
         )  # fmt: skip
         picks, differ = self._sound(
             part, failed, lambda: pick_watched(part, self._settings, positions, watched)

@@ -166,6 +166,7 @@ class _OneSeen:
     token: Tensor
     any_apart: bool
     scoped: bool
+    penalties: bool
 
 
 def _on_top(own: Intervention | None, other: Intervention) -> tuple[int, ...] | None:
@@ -210,6 +211,7 @@ def _seen_of(rule: Rule, device: torch.device | str) -> _OneSeen:
         token=whole([t for tokens in flat for t in tokens]),
         any_apart=any(more is None for more in ids),
         scoped=any(map(_is_scoped, some)),
+        penalties=any(one.kind == "penalty" for one in some),
     )
     _seen_cache[key] = found
     return found
@@ -230,6 +232,7 @@ class Seen:
         report: (P,) int64, how many the member can name.
         any_apart: Whether any is apart.
         most: Interventions of the longest list.
+        penalties: Whether any is a penalty.
     """
 
     member: Tensor
@@ -246,6 +249,7 @@ class Seen:
     any_apart: bool
     scoped: bool
     most: int
+    penalties: bool
 
     def rearranged(self, to: Tensor) -> Seen:
         """The same where member m has become to[m]."""
@@ -287,4 +291,5 @@ def seen(rules: Sequence[Rule], device: torch.device | str) -> Seen | None:
         any_apart=any(one.any_apart for one in ones),
         scoped=any(one.scoped for one in ones),
         most=max(sizes),
+        penalties=any(one.penalties for one in ones),
     )
