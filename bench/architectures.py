@@ -46,6 +46,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": GROUPED
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mistral": GROUPED | {"sliding_window": 20},
+    "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma2": GROUPED | {"sliding_window": 20, "query_pre_attn_scalar": 32},
     "gemma3_text": GROUPED | {"sliding_window": 20, "query_pre_attn_scalar": 32},
     "phi": {"num_key_value_heads": 4},
@@ -198,6 +199,15 @@ def same(reference: dict[str, list[int]], own: dict[str, list[int]]) -> dict[str
     }
 
 
+def _closed(prompt: tuple[int, ...], tokens: list[int], tag: tuple[int, ...]) -> int | None:
+    """The step before which the thinking is closed: in the trajectory, or just before it."""
+    tail = prompt[-len(tag) - 3 :]
+    text = (*tail, *tokens)
+    ends = (n for n in range(len(tag), len(text)) if text[n - len(tag) : n] == tag)
+    first = next(ends, None)
+    return None if first is None else max(0, first - len(tail))
+
+
 @dataclass
 class Trial:
     """All knockouts of some baselines, as forks and from scratch.
@@ -205,6 +215,7 @@ class Trial:
     Attributes:
         engine: What runs them.
         settings: Of the baselines; two prompts each.
+        max_tokens: Of each trajectory.
         full: Tokens of each run from scratch.
         late: Names of knockouts that left before the baseline said so.
         early: Those that left later than it said.
@@ -214,6 +225,7 @@ class Trial:
 
     engine: Engine
     settings: tuple[Sampling, ...] = SETTINGS
+    max_tokens: int = TOKENS
     full: dict[str, list[int]] = field(default_factory=dict)
     forks: int = 0
     inherited: int = 0
@@ -230,7 +242,7 @@ class Trial:
         """Runs everything; a failed request ends it."""
         rng = np.random.default_rng(5)
         bases = [
-            Request(f"{n}{p}", prompt, 90 + n, sampling, TOKENS)
+            Request(f"{n}{p}", prompt, 90 + n, sampling, self.max_tokens)
             for n, sampling in enumerate(self.settings)
             for p, prompt in (("a", tuple(range(5 + n, 17 + 2 * n))), ("b", (*range(40, 70), 9)))
         ]
@@ -330,13 +342,11 @@ class Trial:
             acting = replace(bare, intervention=replace(own, where="everywhere"))
             thinking = own.where == "thinking"
             before[one.key], after[one.key] = (acting, bare) if thinking else (bare, acting)
-        tags = {one.key: one.think_end for one in knockouts}
+        asked = {one.key: one for one in knockouts}
         want = {k: done.tokens.tolist() for k, done in self._generate(before.values()).items()}
         second = []
         for key, tokens in want.items():
-            tag = tags[key]
-            ends = range(len(tag), len(tokens))
-            at = next((n for n in ends if tuple(tokens[n - len(tag) : n]) == tag), None)
+            at = _closed(asked[key].prompt, tokens, asked[key].think_end)
             if at is not None:
                 second.append(replace(after[key], prefix=tuple(tokens[:at])))
         self.closed = len(second)
