@@ -17,12 +17,13 @@ import torch
 from local_tasks import IFEVAL, write_tasks
 from server_tools import MAX_LEN, Proxy, vllm_environment, vllm_server, wait_until_healthy
 from tiny import banning, embedded
+from where_oracle import check_where, found_by
 
 import knockout
 from knockout.engines.base import Completion, Request, generate
 from knockout.engines.server import ServerEngine
 from knockout.errors import KnockoutError, UsageError
-from knockout.method.interventions import ban
+from knockout.method.interventions import Intervention, ban
 from knockout.method.sampling import Sampling
 
 pytest.importorskip("vllm")
@@ -146,6 +147,14 @@ class TestEngine:
             other = found[str(w)].tokens.tolist()
             truth = [t for t, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b]
             assert told.changes[w] == (truth[0] if truth else -1)
+
+    def test_it_tells_the_thinking_from_the_answer(self, engine: ServerEngine) -> None:
+        plain = base(engine, 3)
+        tokens = found_by(engine, plain)
+        tag = tuple(tokens[6:8])
+        ids = tuple(sorted({tokens[2], tokens[-2]} - set(tag)))
+        watch = tuple(Intervention("ban", ids, where=where) for where in ("thinking", "answer"))
+        assert check_where(engine, plain, tag, watch) == {"thinking", "answer"}
 
     def test_wrong_requests_are_refused_before_they_are_sent(self, engine: ServerEngine) -> None:
         with pytest.raises(UsageError, match="token ids are from 0 to 49151"):
