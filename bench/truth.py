@@ -1,6 +1,6 @@
 """`python -m bench truth`: the planted model's true effects, and the system judged against them.
 
-    python -m bench truth                    # everything; about an hour on two idle cores
+    python -m bench truth                    # everything; an hour and a quarter on two cores
     python -m bench truth sample             # the true effects -> truth.csv
     python -m bench truth trial              # sweeps against them -> report.md, *.csv, figure.svg
 
