@@ -252,7 +252,7 @@ class Trial:
         for base in bases:
             tokens = plain[base.key].tokens.tolist()
             watch = interventions(tokens, rng)
-            one = replace(base, watch=watch, think_end=tuple(tokens[10:12]))
+            one = replace(base, watch=watch, think_end=tuple(tokens[10:12]) or (3, 4))
             asked.append(one)
             names = [f"{base.key}/{n}" for n in range(len(watch))]
             knockouts += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from oracles import gumbel_plain
 
+from knockout.method import sampling as sampling_module
 from knockout.method.changes import Watched, pick_watched
 from knockout.method.sampling import Rows, Sampling, pick
 
@@ -146,11 +148,21 @@ def random_interventions(
     st.integers(0, 2**32 - 1),
     st.lists(st.tuples(st.sampled_from(SAMPLINGS), st.sampled_from(KINDS)), min_size=1, max_size=4),
     st.sampled_from([3, 17, 90]),
+    st.sampled_from([(512, 16), (1, 1), (2, 4), (4, 2), (9, 1), (30, 4)]),
 )
-@example(39116, [(SAMPLINGS[0], "normal"), (SAMPLINGS[0], "holes")], 17)  # top_k beyond V
+@example(39116, [(SAMPLINGS[0], "normal"), (SAMPLINGS[0], "holes")], 17, (512, 16))  # top_k > V
 def test_it_says_what_picking_again_says(
-    seed: int, kinds: list[tuple[Sampling, str]], width: int
+    seed: int, kinds: list[tuple[Sampling, str]], width: int, lists: tuple[int, int]
 ) -> None:
+    """Whatever the length of the lists: without top_k, and beyond its k."""
+    with (
+        patch.object(sampling_module, "_OPEN_PREFIX", lists[0]),
+        patch.object(sampling_module, "_TIE_ROOM", lists[1]),
+    ):
+        compare_with_brute_force(seed, kinds, width)
+
+
+def compare_with_brute_force(seed: int, kinds: list[tuple[Sampling, str]], width: int) -> None:
     rng = np.random.default_rng(seed)
     samplings = [s for s, _ in kinds]
     logits = np.stack([make_row(rng, kind, width) for _, kind in kinds])
@@ -199,6 +211,20 @@ def test_it_holds_where_the_vocabulary_is_wider_than_the_lists(sampling: Samplin
         _, alone = pick_watched(tensor[one], rows.take(one), where[one], lay_out([some]))
         start = sum(map(len, per_row[:r]))
         assert alone.tolist() == found[start : start + len(some)]
+
+
+def test_a_list_that_loses_its_last_token_does_not_show_where_the_support_ends() -> None:
+    """A nucleus of about 600 of 1,200 tokens, of which 512 are listed; min_p drops the lowered."""
+    width, settings_, changed = 1200, Sampling(top_p=0.5, min_p=0.05), 0
+    row = np.linspace(0.001, 0, width).astype(np.float32)
+    some = [(1, 8.0, list(range(212, 512))), (1, 8.0, [511])]
+    for seed in range(40):
+        rows, where = Rows([settings_], [seed]), torch.tensor([3])
+        _, found = pick_watched(torch.from_numpy(row)[None], rows, where, lay_out([some]))
+        want = brute_changes(row[None], noise_of([seed], [3], width), [settings_], [some])
+        assert found.tolist() == want, seed
+        changed += want[0]
+    assert 0 < changed < 40
 
 
 def test_mass_behind_the_nucleus_counts() -> None:

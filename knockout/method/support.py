@@ -141,8 +141,11 @@ class Top:
         # What top_k and min_p keep must be seen whole: top_p is a share of its mass.
         seen = torch.where(self.unlimited[:, None], keep, kept)
         lowest = torch.where(seen, self.x, math.inf).amin(dim=1)
+        # Its end is seen where an entry that is not below the floor is left out; the floor itself
+        # may have moved.
+        ends = (~seen & (self.x >= self.floor[:, None])).any(dim=1)
         # A row of −∞ or NaN is reported by the caller, not searched for its support.
-        return keep, (lowest > self.floor) | ~self.best.isfinite()
+        return keep, ((lowest > self.floor) & ends) | ~self.best.isfinite()
 
     def place_of(self, row: Tensor, token: Tensor) -> Tensor:
         """Places of tokens in the lists of their rows, L where not listed. (N,), (N,) -> (N,)."""
