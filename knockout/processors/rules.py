@@ -91,6 +91,7 @@ class Rule:
         start: Position of the trajectory's first step; None for the first generated token.
         fail_token: What comes out, marked in the log-probabilities, where a row cannot be sampled
             from; None if that is an error that ends the engine.
+        highest: The highest token id in any of it; −1 if there is none.
     """
 
     intervention: Intervention | None
@@ -102,6 +103,7 @@ class Rule:
     think_end: tuple[int, ...] = ()
     start: int | None = None
     fail_token: int | None = None
+    highest: int = field(init=False, compare=False)
     _ids: dict[str, Tensor] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +111,12 @@ class Rule:
         own = self.intervention
         if own is not None and own.token_ids[-1] <= _MOST:
             self._ids["cpu"] = torch.frombuffer(array("q", own.token_ids), dtype=torch.int64)
+        highest = max(
+            -1 if own is None else _highest((own,)),
+            -1 if self.watch is None else self.watch.highest,
+            -1 if self.fail_token is None else self.fail_token,
+        )
+        object.__setattr__(self, "highest", highest)
 
     def ids(self, device: torch.device | str) -> Tensor:
         """The token ids of its own intervention, (k,) int64, made once for each device."""
@@ -132,10 +140,12 @@ class Rule:
         Raises:
             ValueError: Names the request, the id and the ids that there are.
         """
-        if self.intervention is not None and _highest((self.intervention,)) >= width:
+        if self.highest < width:
+            return
+        if self.intervention is not None:
             where = "knockout_ids" if self.banned else "knockout_intervention"
             _check_interventions((self.intervention,), width, f"{self}: {where}")
-        if self.watch is not None and self.watch.highest >= width:
+        if self.watch is not None:
             _check_interventions(self.watch.interventions, width, f"{self}: knockout_watch")
         if self.fail_token is not None:
             check_ids([self.fail_token], width=width, where=f"{self}: knockout_fail_token")
